@@ -1,0 +1,3 @@
+"""Reinforcement-learning post-training for language models that cannot fail silently."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,29 @@
+"""What the trainer asks of an engine: two verbs, and `close`."""
+
+from typing import Protocol
+
+from leadline.config import Sampling
+from leadline.types import Completion, Prompt, Weights
+
+
+class Engine(Protocol):
+    """Samples completions.
+
+    An implementation keeps these promises, which `tests/engines/test_contract.py` checks on each engine:
+    one logprob per token, of the distribution that was sampled (temperature, top_p, top_k, min_p and
+    repetition penalty applied), taken when the token was drawn, NaN where unknown; the finish reason of each
+    completion; special tokens kept, the final EOS or stop token included; the policy version of each token.
+    Token ids in, token ids out: nothing is ever tokenised again.
+    """
+
+    async def generate(self, prompt: Prompt, n: int, sampling: Sampling) -> list[Completion]:
+        """`n` completions of the prompt. Calls may run concurrently. Raises EngineError."""
+        ...
+
+    async def load_weights(self, weights: Weights, version: int) -> None:
+        """From now on sample from these weights. Tokens drawn after this returns carry `version`."""
+        ...
+
+    async def close(self) -> None:
+        """Abort what is running and free the resources."""
+        ...

@@ -1,0 +1,85 @@
+"""Mean reward and pass@k on held-out prompts, through the same engine and rewards as training."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from leadline.config import Config
+from leadline.rollouts import Roller, rollout_metrics
+from leadline.types import Group, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation: the mean reward of each held-out prompt, in order, and canonical metrics."""
+
+    rewards: tuple[float, ...]
+    """NaN for a prompt without any reward."""
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A paired difference of means over prompts with its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    prompts: int
+
+    @property
+    def improved(self) -> bool:
+        return self.low > 0
+
+
+async def evaluate(roller: Roller, prompts: Sequence[Prompt], config: Config) -> Evaluation:
+    """Sample every held-out prompt `eval.samples` times. The draws are seeded by prompt: two evaluations are paired."""
+    settings = config.eval
+    sampling = config.sampling
+    if settings.temperature is not None:
+        sampling = sampling.model_copy(update={"temperature": settings.temperature})
+    groups = await asyncio.gather(*(roller.group(prompt, settings.samples, sampling) for prompt in prompts))
+    rewards = tuple(_mean([r.reward for r in group.rollouts]) for group in groups)
+    rows = rollout_metrics(groups)
+    metrics = {
+        "eval/reward_mean": _mean(rewards),
+        "eval/length_mean": rows["rollout/length_mean"],
+        "eval/truncated_fraction": rows["rollout/truncated_fraction"],
+        "eval/scored": float(sum(math.isfinite(r.reward) for g in groups for r in g.rollouts)),
+    }
+    for name, value in rows.items():
+        if name.startswith("reward/") and name.count("/") == 2 and name.endswith("/mean"):
+            metrics[f"eval/{name}"] = value
+    k = 1
+    while k <= settings.samples:
+        metrics[f"eval/pass_at_{k}"] = _mean([pass_at_k(group, k, settings.pass_threshold) for group in groups])
+        k *= 2
+    return Evaluation(rewards, metrics)
+
+
+def pass_at_k(group: Group, k: int, threshold: float) -> float:
+    """Chance that one of k draws without replacement passes: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    rewards = [r.reward for r in group.rollouts if math.isfinite(r.reward)]
+    if len(rewards) < k:
+        return math.nan
+    failed = sum(reward < threshold for reward in rewards)
+    return 1 - math.comb(failed, k) / math.comb(len(rewards), k)
+
+
+def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Difference:
+    """Mean over prompts of after - before, with the 95 % percentile bootstrap interval (10,000 resamples of prompts)."""
+    change = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
+    change = change[np.isfinite(change)]
+    if not len(change):
+        return Difference(math.nan, math.nan, math.nan, 0)
+    draws = np.random.default_rng(seed).integers(0, len(change), (10_000, len(change)))
+    low, high = np.quantile(change[draws].mean(axis=1), [0.025, 0.975])
+    return Difference(float(change.mean()), float(low), float(high), len(change))
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [v for v in values if math.isfinite(v)]
+    return float(np.mean(finite)) if finite else math.nan

@@ -1,0 +1,109 @@
+"""The distribution that is sampled, and drawing from it. Engine and trainer call the same function, so they agree."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def processed_logits(
+    logits: Float[Tensor, "token vocab"],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    seen: Bool[Tensor, "token vocab"] | None = None,
+    keep: Int[Tensor, " token"] | None = None,
+) -> Float[Tensor, "token vocab"]:
+    """The float32 logits whose softmax is the distribution that is sampled; -inf where it has no mass.
+
+    In vLLM's order: repetition penalty (entries in `seen`: positive logits divided, negative multiplied), division by
+    the temperature, min_p (entries below min_p times the largest probability fall), top_k (all but the k largest
+    fall), top_p (of what is left, renormalised, the smallest set of largest entries with a mass of at least top_p
+    stays). Entries that tie with the last one that stays, stay too: the support depends on the values alone.
+    Off: 1.0, 1.0, 0.0, 0, 1.0 in that order; with everything off and float32 input, the input itself comes back.
+
+    `keep` is one entry per row that always stays: a token sampled earlier has a finite log-probability even when the
+    policy has moved. Differentiable; which entries fall carries no gradient.
+
+    Raises ValueError for a temperature that is not above 0 (greedy is argmax, not a distribution) and for a penalty
+    without `seen`.
+    """
+    if not temperature > 0:
+        raise ValueError(
+            f"temperature is {temperature}, but logits are divided by it. Greedy decoding is no distribution. "
+            "Take the argmax of the logits."
+        )
+    scaled = logits.float()
+    if repetition_penalty != 1:
+        scaled = _penalised(scaled, seen, repetition_penalty)
+    if temperature != 1:
+        scaled = scaled / temperature
+    if top_k <= 0 and top_p >= 1 and min_p <= 0:
+        return scaled
+    excluded = scaled < _support_floor(scaled.detach(), top_k, top_p, min_p)
+    if keep is not None:
+        excluded = excluded.scatter(-1, keep.long()[:, None], False)
+    return scaled.masked_fill(excluded, -math.inf)
+
+
+def draw(logits: Float[Tensor, "token vocab"], uniforms: Float[Tensor, " token"]) -> Int[Tensor, " token"]:
+    """One entry per row, distributed as softmax(logits) if the uniforms are independent and uniform on [0, 1).
+
+    The first entry whose cumulative probability exceeds the row's uniform. Cumulative sums are float64. An entry
+    without mass is never drawn, whatever the uniform and however a parallel cumulative sum rounds.
+
+    Raises ValueError when a row has a NaN or +inf logit, or nothing but -inf: a broken model must not go on sampling.
+    """
+    exact = logits.double()
+    mass = (exact - exact.amax(-1, keepdim=True)).exp()
+    cumulative = mass.cumsum(-1).masked_fill(mass == 0, 0.0)
+    total = cumulative.amax(-1, keepdim=True)
+    if not bool((total > 0).all()):
+        row = int((~(total > 0)).nonzero()[0, 0])
+        raise ValueError(
+            f"logits has no distribution in row {row}: they are NaN, +inf, or all -inf. A token drawn from them would "
+            "mean nothing. Check the weights for NaN."
+        )
+    # A float32 uniform can round up to 1: the largest target still lies below the total.
+    target = torch.minimum(uniforms.double()[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return (cumulative > target).to(torch.uint8).argmax(-1)
+
+
+def _penalised(
+    logits: Float[Tensor, "token vocab"], seen: Bool[Tensor, "token vocab"] | None, penalty: float
+) -> Float[Tensor, "token vocab"]:
+    """The repetition penalty of CTRL (Keskar et al. 2019), which makes every seen entry less likely if above 1."""
+    if seen is None:
+        raise ValueError(
+            f"repetition_penalty is {penalty}, but seen is None. Nothing says which entries to penalise. Pass seen."
+        )
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def _support_floor(
+    scaled: Float[Tensor, "token vocab"], top_k: int, top_p: float, min_p: float
+) -> Float[Tensor, "token 1"]:
+    """Per row the smallest logit inside the support: each of the three rules is a threshold on the logit."""
+    floor = scaled.new_full((scaled.shape[0], 1), -math.inf)
+    if min_p > 0:
+        floor = scaled.amax(-1, keepdim=True) + math.log(min_p)
+    if 0 < top_k < scaled.shape[1]:
+        floor = torch.maximum(floor, scaled.topk(top_k).values[:, -1:])
+    if top_p < 1:
+        floor = torch.maximum(floor, _nucleus_floor(scaled, floor, top_p))
+    return floor
+
+
+def _nucleus_floor(
+    scaled: Float[Tensor, "token vocab"], floor: Float[Tensor, "token 1"], top_p: float
+) -> Float[Tensor, "token 1"]:
+    """Per row the smallest logit of the nucleus (Holtzman et al. 2020) of what lies at or above `floor`."""
+    ordered = scaled.sort(-1, descending=True).values
+    probs = ordered.masked_fill(ordered < floor, -math.inf).softmax(-1).double()
+    mass_before = probs.cumsum(-1) - probs
+    size = (mass_before < top_p).sum(-1, keepdim=True).clamp(min=1)
+    return ordered.gather(-1, size - 1)

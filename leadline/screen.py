@@ -1,0 +1,164 @@
+"""What a person sees while a run trains: a live screen in a terminal, one line per step elsewhere."""
+
+import io
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from leadline.config import Config
+from leadline.doctor.rule import Finding
+from leadline.numerals import duration, number, share
+from leadline.panels import View, screen
+
+REMEMBERED_STEPS = 10
+"""A finding that no longer holds is still shown, dimmed, for so many steps."""
+TIMED_STEPS = 20
+"""The time left is judged by so many last steps."""
+
+
+class Screen:
+    """The face of a run. A context manager; `show` once a step.
+
+    `rows` are the metrics so far of a run that is resumed. A value that is NaN reads `n/a`, one that was not measured
+    is a dash (live) or left out (lines).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        console: Console | None = None,
+        rows: Sequence[Mapping[str, float]] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console or Console()
+        self.view = View(_heading(config), config.run.steps)
+        self._clock = clock
+        self._stage_since = self._step_since = clock()
+        self._durations: deque[float] = deque(maxlen=TIMED_STEPS)
+        self._seen: dict[str, tuple[Finding, int]] = {}
+        self._live = None if _is_plain(self.console) else self._make_live()
+        for row in rows:
+            self._remember(row)
+
+    def __enter__(self) -> Self:
+        self._stage_since = self._step_since = self._clock()
+        if self._live:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def stage(self, name: str) -> None:
+        """What happens now: generate, reward, update, evaluate ..."""
+        self.view.stage = name
+        self._stage_since = self._clock()
+
+    def show(self, metrics: Mapping[str, float], findings: Sequence[Finding]) -> None:
+        """The metrics of a step, and the findings that hold at it."""
+        trained = self._remember(metrics)
+        if trained:
+            self._time_step(metrics)
+        news = [finding for finding in findings if not self._held_before(finding)]
+        self._note(findings)
+        if self._live:
+            self._live.refresh()
+            return
+        self._print(_line(metrics, self.view.steps, self._durations[-1] if trained else None))
+        for finding in news:
+            self._print(f"{finding.severity} {finding.rule} {finding.name}: {finding.message} Fix: {finding.fix}")
+
+    def message(self, text: str) -> None:
+        """A line of its own, above the live screen."""
+        self._print(text)
+
+    def svg(self, width: int = 100, height: int = 32) -> str:
+        """The screen as it is now, as an SVG picture."""
+        paper = Console(
+            record=True, width=width, height=height, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+        )
+        paper.print(self._render(paper))
+        return paper.export_svg(title="leadline train")
+
+    def _make_live(self) -> Live:
+        return Live(
+            get_renderable=lambda: self._render(self.console),
+            console=self.console,
+            refresh_per_second=4,
+            vertical_overflow="crop",
+        )
+
+    def _render(self, console: Console) -> RenderableType:
+        self.view.stage_seconds = self._clock() - self._stage_since
+        return screen(self.view, console)
+
+    def _remember(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the row is of a trained step, rather than of an evaluation alone."""
+        self.view.step = int(metrics["step"])
+        if "eval/reward_mean" in metrics:
+            self.view.held_out.append(metrics["eval/reward_mean"])
+        if "reward/mean" not in metrics:
+            return False
+        self.view.metrics = metrics
+        self.view.rewards.append(metrics["reward/mean"])
+        return True
+
+    def _time_step(self, metrics: Mapping[str, float]) -> None:
+        now = self._clock()
+        self._durations.append(metrics.get("time/step_s", now - self._step_since))
+        self._step_since = now
+        self.view.step_seconds = fmean(self._durations)
+
+    def _held_before(self, finding: Finding) -> bool:
+        return any(held and known.rule == finding.rule for known, held in self.view.findings)
+
+    def _note(self, findings: Sequence[Finding]) -> None:
+        step = self.view.step
+        self._seen.update({finding.rule: (finding, step) for finding in findings})
+        self._seen = {rule: item for rule, item in self._seen.items() if item[1] > step - REMEMBERED_STEPS}
+        self.view.findings = [(finding, last == step) for _, (finding, last) in sorted(self._seen.items())]
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _is_plain(console: Console) -> bool:
+    return not console.is_terminal or console.is_dumb_terminal
+
+
+def _heading(config: Config) -> str:
+    groups, size = config.rollout.groups_per_step, config.rollout.group_size
+    return f"{Path(config.model.name).name} · {config.objective.loss} · {groups} groups of {size}"
+
+
+def _line(metrics: Mapping[str, float], steps: int, seconds: float | None) -> str:
+    """`step 12/100  reward 0.412 ±0.31  reached 97 %  ...`; what was not measured is left out."""
+    shown = {
+        "reward {}": "reward/mean",
+        "±{}": "reward/std",
+        "reached {}": "ledger/reached_share",
+        "ratio {}": "importance/ratio_mean",
+        "kl {}": "kl/k3",
+        "entropy {}": "policy/entropy",
+        "len {}": "rollout/length_mean",
+        "grad {}": "optimizer/grad_norm",
+        "held-out {}": "eval/reward_mean",
+    }
+    parts = [f"step {int(metrics['step'])}/{steps}"]
+    for words, name in shown.items():
+        if name in metrics:
+            parts.append(words.format((share if name.endswith("_share") else number)(metrics[name])))
+    if seconds is not None:
+        parts.append(duration(seconds))
+    return "  ".join(parts).replace("  ±", " ±")
