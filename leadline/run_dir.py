@@ -187,7 +187,7 @@ class RunDir:
         with self._storing(name), (self.path / name).open("ab", buffering=0) as file:
             # unbuffered: one write, so a kill leaves at most one half line, the last
             line = to_line(values)
-            if file.write(line) < 0:
+            if file.write(line) != len(line):
                 raise OSError("the line was cut short")
 
     @contextmanager

@@ -13,7 +13,7 @@ from leadline.batch import Batch, Minibatch
 from leadline.config import Config, Objective
 from leadline.objective.importance import rollout_weights
 from leadline.objective.kl import kl_divergence
-from leadline.objective.losses import policy_loss, token_shares
+from leadline.objective.losses import high_entropy_mask, policy_loss, token_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def step_loss(
         clip_high=objective.clip_low if objective.clip_high is None else objective.clip_high,
         clip_delta=objective.clip_delta,
     )
-    trained = mask & (scores.entropies.detach() >= before.entropy_threshold)
+    trained = high_entropy_mask(scores.entropies.detach(), mask, before.entropy_threshold)  # NaN stays: the guard's
     ref = torch.full_like(old, math.nan) if before.ref_logprobs is None else before.ref_logprobs[tokens].to(device)
 
     policy_term = torch.where(trained, share * weights.weights * token_loss.loss, 0.0).sum()

@@ -112,10 +112,10 @@ def _page(rule: type[Rule]) -> str:
 
 
 def when(streak: Streak) -> str:
-    """`at step 12`, or `at step 12 (5 in a row)`."""
+    """`at step 12`, or `at step 12 and the 4 before`: true also of a streak that began before the rows at hand."""
     if streak.length == 1:
         return f"at step {streak.last}"
-    return f"at step {streak.last} ({streak.length} in a row)"
+    return f"at step {streak.last} and the {streak.length - 1} before"
 
 
 def percent(share: float) -> str:

@@ -186,9 +186,9 @@ def entropy_threshold(
 
 
 def high_entropy_mask(
-    entropies: Float[Tensor, " token"], loss_mask: Bool[Tensor, " token"], threshold: Float[Tensor, ""]
+    entropies: Float[Tensor, " token"], loss_mask: Bool[Tensor, " token"], threshold: float
 ) -> Bool[Tensor, " token"]:
-    """True for loss tokens with at least the threshold's entropy.
+    """True for loss tokens with an entropy of at least `threshold`; -inf keeps all.
 
     A NaN entropy keeps its token: dropping it would hide a NaN in the logits from the guard.
     """
@@ -202,6 +202,6 @@ def _surrogate(log_ratio: Float[Tensor, " token"], advantages: Float[Tensor, " t
     too_low = (ratio < 1 - clip.low) & (advantages < 0)
     beyond = (log_ratio > log_cap) & (advantages != 0)
     # The minimum of the two surrogates, written as a choice: torch halves a minimum's gradient where both round alike.
-    chosen = torch.where(too_high | too_low, ratio.detach().clamp(1 - clip.low, 1 + clip.high), ratio)
+    chosen = torch.where(too_high | too_low, ratio.clamp(1 - clip.low, 1 + clip.high), ratio)
     clipped = too_high | too_low | beyond
     return TokenLoss(-chosen * advantages, torch.where(clipped, 0.0, ratio), clipped)

@@ -109,7 +109,7 @@ def test_the_log_ratio_is_raw_in_every_mode(level, action):
 @pytest.mark.parametrize(("level", "action"), MODES)
 @pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (0.5, 1.5), (1.2, 3.0)])
 def test_an_unscored_completion_has_weight_exactly_1_in_every_mode(level, action, low, high):
-    got = weights_of([None, None, 0.1], [0, 0, 1], level=level, action=action, low=low, high=high, veto=0.5)
+    got = weights_of([None, None, 0.1], [0, 0, 1], level=level, action=action, low=low, high=high, veto=1.5)
     assert got.weights[:2].tolist() == [1.0, 1.0]
     assert not got.masked[:2].any() and not got.truncated[:2].any()
 

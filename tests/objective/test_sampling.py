@@ -62,6 +62,13 @@ def test_supports_by_hand(options, kept):
     assert support(processed_logits(torch.tensor(LADDER), **(OFF | options))) == [kept]
 
 
+def test_a_nucleus_that_has_exactly_the_mass_asked_for_is_complete():
+    logits = torch.tensor(LADDER)
+    first = logits.softmax(-1)[0, 0].item()
+    assert support(processed_logits(logits, **(OFF | {"top_p": first}))) == [[0]]
+    assert support(processed_logits(logits, **(OFF | {"top_p": first + 1e-9}))) == [[0, 1]]
+
+
 def test_ties_with_the_last_kept_entry_stay():
     logits = torch.tensor([[0.0, 1.0, 1.0, 1.0, 2.0]])
     assert support(processed_logits(logits, **(OFF | {"top_k": 2}))) == [[1, 2, 3, 4]]

@@ -72,7 +72,7 @@ class DeadUpdate(Rule):
                 "ledger/reached_share": [0.97] * 3,
             }
         ),
-        RunLog.from_columns({"ledger/sampled_mass": [0.0] * 3, "ledger/reached_share": [float("nan")] * 3}),
+        RunLog.from_columns({"ledger/sampled_mass": [0.0] * 3, "ledger/reached_share": [0.0] * 3}),
     )
     limit = 0.01
 
