@@ -4,8 +4,10 @@ After generation nothing is rectangular, so nothing is padded. A `Batch` has thr
 tokens of the step), "completion" and "group". `pack` lays out some of its completions as one row for the model.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +16,7 @@ from torch import Tensor
 from leadline.config import Config
 from leadline.objective.advantages import group_advantages
 from leadline.objective.segments import segment_sum
-from leadline.types import Group, Rollout
+from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,22 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Some completions, each behind its prompt, side by side on one sequence axis.
+class Span:
+    """One prompt in a row and the completions that continue it: (start, stop) of each, along the row."""
 
-    Positions restart at 0 with every prompt, from which transformers derives the block-diagonal attention mask.
+    prompt: tuple[int, int]
+    completions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Some completions on one sequence axis, behind one copy of their group's prompt.
+
+    Positions restart at 0 with every prompt, and at the prompt's length with every completion. What attends to what is
+    in `attention.py`.
+
+    Example: two completions of 4 and 3 tokens behind a prompt of 4 (the last token of each predicts nothing)
+        positions 0 1 2 3 | 4 5 6 | 4 5, spans (Span((0, 4), ((4, 7), (7, 9))),), predicts 3 4 5 6 | 3 7 8
     """
 
     completions: tuple[int, ...]
@@ -82,6 +96,7 @@ class Row:
     """Tokens of each completion."""
     input_ids: Int[Tensor, "1 position"]
     position_ids: Int[Tensor, "1 position"]
+    spans: tuple[Span, ...]
     predicts: Int[Tensor, " selected"]
     """The position whose hidden state predicts each completion token: the only place where the shift by one happens."""
     token_ids: Int[Tensor, " selected"]
@@ -107,8 +122,8 @@ def build_batch(
         epsilon=config.objective.advantage_epsilon,
     )
     lost_at = tuple(
-        _lost_at(rollout, float(advantage), config.objective.mask_truncated)
-        for rollout, advantage in zip(rollouts, advantages, strict=True)
+        _lost_at(completion, reward, advantage, config.objective.mask_truncated)
+        for completion, reward, advantage in zip(completions, rewards.tolist(), advantages.tolist(), strict=True)
     )
     completion_of_token = _flat([[i] * len(c.token_ids) for i, c in enumerate(completions)], torch.long)
     rollout_logprobs = _flat([c.logprobs for c in completions], torch.float32)
@@ -146,8 +161,10 @@ class Minibatch:
 
 
 def minibatches(batch: Batch, parts: int) -> Iterator[Minibatch]:
-    """The batch split into `parts` runs of equally many groups."""
-    part_of_group = torch.arange(batch.num_groups) * parts // batch.num_groups
+    """The batch split into `parts` runs of equally many groups, counting those with a token in the loss."""
+    present = torch.zeros(batch.num_groups, dtype=torch.bool)
+    present[batch.group_of_completion[batch.completion_of_token[batch.loss_mask]]] = True
+    part_of_group = (present.cumsum(0) - 1) * parts // max(1, int(present.sum()))
     part_of_completion = part_of_group[batch.group_of_completion]
     for part in range(parts):
         in_loss = batch.loss_mask & (part_of_completion == part)[batch.completion_of_token]
@@ -158,52 +175,81 @@ def minibatches(batch: Batch, parts: int) -> Iterator[Minibatch]:
 
 
 def micro_batches(batch: Batch, completions: Sequence[int], tokens_per_micro: int) -> Iterator[tuple[int, ...]]:
-    """Runs of completions of at most `tokens_per_micro` tokens with their prompts (one, if it alone is longer)."""
+    """Runs of completions of at most `tokens_per_micro` tokens, each group's prompt once (one, if it alone is longer)."""
     lengths = batch.lengths.tolist()
     micro: list[int] = []
     used = 0
+    group_before = None
     for completion in completions:
-        tokens = len(batch.prompt_ids[int(batch.group_of_completion[completion])]) + lengths[completion]
-        if micro and used + tokens > tokens_per_micro:
+        group = int(batch.group_of_completion[completion])
+        whole = len(batch.prompt_ids[group]) + lengths[completion]
+        more = lengths[completion] if group == group_before else whole
+        if micro and used + more > tokens_per_micro:
             yield tuple(micro)
-            micro, used = [], 0
+            micro, used, more = [], 0, whole
         micro.append(completion)
-        used += tokens
+        used += more
+        group_before = group
     if micro:
         yield tuple(micro)
 
 
 def pack(batch: Batch, completions: Sequence[int]) -> Row:
-    """One row of these completions. The last token of each predicts nothing and is left out."""
-    input_ids: list[Tensor] = []
-    position_ids: list[Tensor] = []
-    predicts: list[Tensor] = []
-    start = 0
+    """One row of these completions; neighbours of one group share its prompt.
+
+    The last token of a completion predicts nothing and is left out. The prompt's last token predicts the first token of
+    each of its completions.
+    """
+    row = _RowBuilder()
     token_ids = batch.token_ids[batch.tokens_of(completions)]
     lengths = batch.lengths[list(completions)].tolist()
-    for piece, completion in zip(token_ids.split(lengths), completions, strict=True):
-        prompt = batch.prompt_ids[int(batch.group_of_completion[completion])]
-        sequence = torch.cat([prompt, piece[:-1]])
-        input_ids.append(sequence)
-        position_ids.append(torch.arange(len(sequence)))
-        predicts.append(torch.arange(len(piece)) + start + len(prompt) - 1)
-        start += len(sequence)
+    owned = zip((int(batch.group_of_completion[c]) for c in completions), token_ids.split(lengths), strict=True)
+    for group, members in groupby(owned, key=lambda pair: pair[0]):
+        row.add_group(batch.prompt_ids[group], [piece for _, piece in members])
     return Row(
         completions=tuple(completions),
         lengths=lengths,
-        input_ids=torch.cat(input_ids)[None],
-        position_ids=torch.cat(position_ids)[None],
-        predicts=torch.cat(predicts),
+        input_ids=torch.cat(row.input_ids)[None],
+        position_ids=torch.cat(row.position_ids)[None],
+        spans=tuple(row.spans),
+        predicts=torch.cat(row.predicts),
         token_ids=token_ids,
     )
 
 
-def _lost_at(rollout: Rollout, advantage: float, mask_truncated: bool) -> str | None:
-    if rollout.reward != rollout.reward:  # NaN: failed, or no reward
+@dataclass(slots=True)
+class _RowBuilder:
+    """A row that grows group by group."""
+
+    input_ids: list[Tensor] = field(default_factory=list)
+    position_ids: list[Tensor] = field(default_factory=list)
+    predicts: list[Tensor] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    length: int = 0
+
+    def add_group(self, prompt: Tensor, completions: Sequence[Tensor]) -> None:
+        prompt_start, prompt_stop = self._add(prompt, first_position=0)
+        spans = []
+        for completion in completions:
+            start, stop = self._add(completion[:-1], first_position=len(prompt))
+            spans.append((start, stop))
+            predicts = torch.cat([torch.tensor([prompt_stop - 1]), torch.arange(start, stop)])
+            self.predicts.append(predicts[: len(completion)])  # none for an empty completion
+        self.spans.append(Span((prompt_start, prompt_stop), tuple(spans)))
+
+    def _add(self, ids: Tensor, first_position: int) -> tuple[int, int]:
+        start, self.length = self.length, self.length + len(ids)
+        self.input_ids.append(ids)
+        self.position_ids.append(torch.arange(len(ids)) + first_position)
+        return start, self.length
+
+
+def _lost_at(completion: Completion, reward: float, advantage: float, mask_truncated: bool) -> str | None:
+    if not math.isfinite(reward):  # NaN: failed, or no reward; infinite: none either, see `group_advantages`
         return "failed"
     if advantage == 0:
         return "no_signal"
-    if mask_truncated and rollout.completion.truncated:
+    if mask_truncated and completion.truncated:
         return "truncated"
     return None
 
@@ -222,3 +268,20 @@ def _forwarded(
 
 def _flat(pieces: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
     return torch.tensor([value for piece in pieces for value in piece], dtype=dtype)
+
+
+def probe_batch(vocab_size: int, config: Config) -> Batch:
+    """Two groups of three completions of random tokens, all of them forwarded: to compare two ways of scoring."""
+    draw = torch.Generator().manual_seed(0)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(vocab_size, (count,), generator=draw).tolist())
+
+    def rollout(length: int, reward: float) -> Rollout:
+        return Rollout(Completion(ids(length), (0.0,) * length, (0,) * length, FinishReason.EOS), "", reward=reward)
+
+    groups = [
+        Group(Prompt(0, "", ids(9)), [rollout(7, 0.0), rollout(1, 1.0), rollout(12, 2.5)]),
+        Group(Prompt(1, "", ids(4)), [rollout(5, 1.0), rollout(8, 0.0), rollout(3, 3.0)]),
+    ]
+    return build_batch(groups, config, 0)

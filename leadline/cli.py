@@ -5,18 +5,25 @@ act on (printed without a traceback), 130 stopped with Ctrl-C.
 """
 
 import asyncio
+import os
+import shlex
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from leadline import __version__
-from leadline.config import Config, load_config
-from leadline.errors import LeadlineError
+from leadline.config import Config
+from leadline.doctor.command import doctor, rules
+from leadline.engines.serve_command import serve
+from leadline.errors import ConfigError, LeadlineError
+from leadline.numerals import duration
+from leadline.recipe import load_config
 from leadline.settings_help import settings_help
 
 app = typer.Typer(
@@ -24,20 +31,34 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,  # an error that is not ours is a defect: the plain traceback says most
 )
 errors = Console(stderr=True)
 
 
-@app.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(__version__)
         raise typer.Exit
 
 
-@app.command(epilog=settings_help(), context_settings={"max_content_width": 120})
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Parses what comes before the command."""
+
+
+class WithSettings(TyperCommand):
+    """A command whose help ends with every setting of a recipe, laid out for the width of the terminal."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write("\n" + settings_help(formatter.width))
+
+
+@app.command(cls=WithSettings, context_settings={"max_content_width": 100})
 def train(
     recipe: Annotated[Path, typer.Argument(help="The run, as a TOML file.", metavar="RECIPE.toml")],
     overrides: Annotated[
@@ -50,12 +71,21 @@ def train(
 ) -> None:
     """Train a model with GRPO or one of its family."""
     config = load_config(recipe, overrides or [])
-    path = Path(config.run.dir.format(recipe=recipe.stem))
+    if dry_run and resume:
+        raise ConfigError("--resume is set, but --dry-run makes no step. It would be ignored. Remove one of them.")
     if dry_run:
         from leadline.dry_run import check_recipe
 
         raise typer.Exit(check_recipe(config, Console()))
-    raise typer.Exit(_train(config, path, resume, recipe, overrides or []))
+    path = Path(config.run.dir.replace("{recipe}", recipe.stem))
+    settings = [word for override in overrides or [] for word in ("--set", override)]
+    again = shlex.join(["leadline", "train", str(recipe), *settings, "--resume"])
+    raise typer.Exit(_train(config, path, resume, again))
+
+
+app.command()(doctor)
+app.command()(rules)
+app.command()(serve)
 
 
 def main() -> None:
@@ -64,32 +94,35 @@ def main() -> None:
         app()
     except LeadlineError as error:
         errors.print(f"[bold red]{type(error).__name__}[/]", highlight=False)
-        errors.print(str(error), markup=False, highlight=False)
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
-def _train(config: Config, path: Path, resume: bool, recipe: Path, overrides: list[str]) -> int:
+def _train(config: Config, path: Path, resume: bool, again: str) -> int:
+    """Trains; the exit code. `again` is the command that continues the run."""
     from leadline.screen import Screen
     from leadline.session import open_session
 
     stop = _StopOnce()
-    signal.signal(signal.SIGINT, stop)
     started = time.perf_counter()
     with Screen(config) as screen:
         session = open_session(config, path, resume=resume, stopping=lambda: stop.asked, screen=screen)
-        difference = asyncio.run(session.run())
-    out = Console(highlight=False)
-    minutes = (time.perf_counter() - started) / 60
-    out.print(f"{session.policy.version} of {config.run.steps} steps in {minutes:.1f} minutes; the run is in {path}")
-    if stop.asked:
-        settings = "".join(f" --set {override}" for override in overrides)
-        out.print(f"Stopped. Continue with: leadline train {recipe}{settings} --resume")
+        before = signal.signal(signal.SIGINT, stop)  # while parts are loaded, Ctrl-C just leaves: nothing is lost yet
+        try:
+            difference = asyncio.run(session.run())
+        finally:
+            signal.signal(signal.SIGINT, before)
+    out = Console(highlight=False, markup=False, soft_wrap=True)
+    took = duration(time.perf_counter() - started)
+    out.print(f"{session.policy.version} of {config.run.steps} steps in {took}; the run is in {path}")
+    if not session.finished:
+        out.print(f"Stopped. Continue with: {again}")
         return 130
     if difference is None:
         return 0
     steps = sorted(session.evaluations)
-    before, after = (session.evaluations[step].metrics["eval/reward_mean"] for step in (steps[0], steps[-1]))
-    out.print(f"mean reward on {difference.prompts} held-out prompts: {before:.4f} before, {after:.4f} after")
+    first, last = (session.evaluations[step].metrics["eval/reward_mean"] for step in (steps[0], steps[-1]))
+    out.print(f"mean reward on {difference.prompts} held-out prompts: {first:.4f} before, {last:.4f} after")
     out.print(
         f"paired difference {difference.mean:+.4f}, 95 % bootstrap interval [{difference.low:+.4f}, {difference.high:+.4f}]"
     )
@@ -97,12 +130,16 @@ def _train(config: Config, path: Path, resume: bool, recipe: Path, overrides: li
 
 
 class _StopOnce:
-    """The first Ctrl-C asks for a stop after the step; the second interrupts at once."""
+    """The first Ctrl-C asks for a stop after the step; the second leaves at once, which costs the steps since the last
+    checkpoint and nothing else."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def __call__(self, signum: int, frame: object) -> None:
         if self.asked:
-            raise KeyboardInterrupt
+            if sys.stdout.isatty():
+                os.write(1, b"\x1b[?25h")  # the live screen hides the cursor
+            os._exit(130)
         self.asked = True
+        os.write(2, b"\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.\n")

@@ -1,17 +1,16 @@
-"""Every setting of a run: a frozen section per part, a docstring under each field, and the checks across fields.
+"""Every setting of a run: a frozen section per part, and a docstring under each field.
 
-A run is a TOML file. `load_config` reads it, applies `--set section.field=value`, and raises `ConfigError` with one
-line per problem. Nothing here is ever ignored: two settings that contradict each other raise.
+Nothing here is ever ignored: an unknown setting, a value of another type, and two settings that contradict each other
+raise `ConfigError`, one line per problem (in words: `config_problems.py`). `recipe.py` reads a run from a TOML file.
 """
 
 import json
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from leadline.aliases import with_importance_alias
+from leadline.config_problems import contradictions, explained
 from leadline.errors import ConfigError
 
 LossName = Literal["grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "reinforce"]
@@ -20,6 +19,8 @@ AdvantageScaling = Literal["group_std", "batch_std", "none", "leave_one_out"]
 ImportanceLevel = Literal["token", "sequence", "geometric"]
 ImportanceAction = Literal["truncate", "mask", "off"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+Strings = Annotated[tuple[str, ...], Field(strict=False)]  # TOML and JSON have lists, not tuples
 
 DEFAULT_AGGREGATION: dict[LossName, Aggregation] = {
     "grpo": "sequence_mean",
@@ -32,35 +33,12 @@ DEFAULT_AGGREGATION: dict[LossName, Aggregation] = {
 }
 
 
-IMPORTANCE_ALIASES: dict[str, tuple[str, str]] = {
-    "token_truncate": ("token", "truncate"),
-    "token_mask": ("token", "mask"),
-    "sequence_truncate": ("sequence", "truncate"),
-    "sequence_mask": ("sequence", "mask"),
-    "geometric_truncate": ("geometric", "truncate"),
-    "geometric_mask": ("geometric", "mask"),
-    "tis": ("token", "truncate"),
-    "icepop": ("token", "mask"),
-}
-"""Names of TRL, verl and others for `importance_action`: (level, action)."""
-
-
-def _importance_aliases(values: Any) -> Any:
-    """`importance_action = "sequence_mask"` sets level and action; a level that contradicts it raises."""
-    alias = values.get("importance_action") if isinstance(values, dict) else None
-    if alias not in IMPORTANCE_ALIASES:
-        return values
-    level, action = IMPORTANCE_ALIASES[alias]
-    if values.get("importance_level", level) != level:
-        raise ValueError(
-            f"objective.importance_action is {alias!r}, but importance_level is {values['importance_level']!r}. "
-            f"The name fixes the level to {level!r}. Remove importance_level."
-        )
-    return {**values, "importance_level": level, "importance_action": action}
-
-
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=True)
+    """A part of the config. Types are taken strictly: neither \"8\" nor true is a number."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class Model(Section):
@@ -85,7 +63,7 @@ class Model(Section):
     """Above 0: train a LoRA adapter of this rank (peft) instead of all weights. The reference is then the base."""
     lora_alpha: float = Field(16.0, gt=0)
     """LoRA scale: the adapter's output is multiplied by lora_alpha / lora_rank."""
-    lora_targets: tuple[str, ...] = ()
+    lora_targets: Strings = ()
     """Module names that get an adapter; empty = all linear layers but the head."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Passed to `apply_chat_template`, e.g. {enable_thinking = false}."""
@@ -127,12 +105,16 @@ class Reward(Section):
     """The rollout's reward is the weighted sum of its components."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments bound to the reward function."""
-    label: str | None = None
+    label: str | None = Field(None, pattern=r"^[\w.-]+$")
     """Name in the logs; None = the last part of `name`."""
     batched: bool | None = None
     """The function takes lists (prompts, completions, columns). None = decided by its parameter names."""
     timeout_s: float = Field(30.0, gt=0)
     """A call that takes longer is a failed rollout."""
+
+    @property
+    def resolved_label(self) -> str:
+        return self.label or self.name.rsplit(":", 1)[-1].rstrip("/").rsplit("/", 1)[-1]
 
 
 class Sampling(Section):
@@ -150,12 +132,12 @@ class Sampling(Section):
     """Tokens with at least this share of the top token's probability. 0 = off."""
     repetition_penalty: float = Field(1.0, gt=0)
     """Divides positive and multiplies negative logits of tokens already in prompt or completion. 1 = off."""
-    stop: tuple[str, ...] = ()
+    stop: Strings = ()
     """Strings that end a completion (a normal end, never truncation). All tokens up to the one that completes the
     string are kept and trained."""
     include_stop: bool = True
     """Whether the text handed to rewards keeps the stop string."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = Field((), strict=False)
     """Token ids that end a completion, besides the model's EOS ids."""
 
 
@@ -179,9 +161,20 @@ class EngineSettings(Section):
     """hf: sample from a copy of the weights in this dtype. None = the policy's own weights (a copy when
     `rollout.max_staleness` > 0, for then it samples while they change)."""
     max_batch: int = Field(128, ge=1)
-    """hf: most completions decoded at once."""
-    urls: tuple[str, ...] = ()
-    """vllm: addresses of the servers; empty = start one."""
+    """hf: most completions decoded at once. vllm: most under way on one server (a larger group goes alone)."""
+    urls: Strings = ()
+    """vllm: addresses of the servers; empty = start one. An API key is taken from the environment: VLLM_API_KEY."""
+    model_name: str | None = None
+    """vllm: the name under which the servers serve the policy. None = the only one they serve."""
+    request_timeout_s: float = Field(600.0, gt=0)
+    """vllm: a group that takes longer is asked for again, elsewhere if there is another server."""
+    patience_s: float = Field(300.0, ge=0)
+    """vllm: how long a run waits for a server to answer again before it stops."""
+    on_new_weights: Literal["continue", "drain"] = "continue"
+    """vllm: completions under way keep their tokens and go on with the new weights, or are finished first."""
+    raw_logprobs: Literal["refuse", "convert"] = "refuse"
+    """vllm: what to do with a server that reports logprobs from before temperature and truncation, where they matter:
+    stop, or ask for those of all likely tokens and convert (exact; slow unless top_k is small)."""
 
 
 class RolloutSettings(Section):
@@ -254,26 +247,7 @@ class Objective(Section):
     @model_validator(mode="before")
     @classmethod
     def _aliases(cls, values: Any) -> Any:
-        return _importance_aliases(values)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.advantage_epsilon >= 1e-2:
-            raise ValueError(
-                f"objective.advantage_epsilon is {self.advantage_epsilon}, but a group's reward std is often of that "
-                "size. Advantages would vanish. Use 1e-6."
-            )
-        if self.clip_low >= 1:
-            raise ValueError(
-                f"objective.clip_low is {self.clip_low}, but the ratio is clipped at 1 - clip_low and never negative. "
-                "The lower clip would never act. Use 0.2."
-            )
-        if self.importance_low >= self.importance_high:
-            raise ValueError(
-                f"objective.importance_low is {self.importance_low}, but importance_high is {self.importance_high}. "
-                "No rollout weight could lie between them. Set low < high."
-            )
-        return self
+        return with_importance_alias(values)
 
     @property
     def resolved_aggregation(self) -> Aggregation:
@@ -348,7 +322,7 @@ class Run(Section):
     """The last so many steps are kept at token level in `blackbox/`."""
     rollouts_every: int = Field(1, ge=0)
     """Steps between files in `rollouts/`; 0 = none."""
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
+    trackers: tuple[TrackerName, ...] = Field((), strict=False)
     """Further places to log metrics to."""
 
 
@@ -357,7 +331,7 @@ class Config(Section):
 
     model: Model
     data: Data
-    rewards: tuple[Reward, ...] = Field(min_length=1)
+    rewards: tuple[Reward, ...] = Field(min_length=1, strict=False)
     sampling: Sampling = Sampling()
     decoding: Decoding = Decoding()
     engine: EngineSettings = EngineSettings()
@@ -369,159 +343,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = [problem for check in CHECKS if (problem := check(self))]
-        if problems:
+        if problems := contradictions(self):
             raise ValueError("\n".join(problems))
         return self
-
-
-def _half_precision(config: Config) -> str | None:
-    if config.model.dtype != "float16":
-        return None
-    return (
-        "model.dtype is 'float16', but gradients of that dtype underflow without loss scaling. Part of the signal would "
-        "vanish. Use bfloat16 or float32 (engine.dtype may be float16)."
-    )
-
-
-def _greedy_training(config: Config) -> str | None:
-    if config.sampling.temperature > 0:
-        return None
-    return (
-        "sampling.temperature is 0, but a greedy group holds the same completion "
-        f"{config.rollout.group_size} times. No group would carry a signal. Use 1.0; for greedy evaluation set "
-        "eval.temperature = 0."
-    )
-
-
-def _minibatches_split_groups(config: Config) -> str | None:
-    groups, parts = config.rollout.groups_per_step, config.optimizer.minibatches
-    if groups % parts == 0:
-        return None
-    return (
-        f"optimizer.minibatches is {parts}, but rollout.groups_per_step is {groups}, which {parts} does not divide. "
-        "Minibatches would weigh groups differently. Choose a divisor."
-    )
-
-
-def _overlong_fits(config: Config) -> str | None:
-    buffer, limit = config.objective.overlong_buffer, config.sampling.max_tokens
-    if buffer < limit:
-        return None
-    return (
-        f"objective.overlong_buffer is {buffer}, but sampling.max_tokens is {limit}. Every completion would be "
-        "penalised. Use a tenth to a quarter of max_tokens."
-    )
-
-
-def _labels_unique(config: Config) -> str | None:
-    labels = [reward_label(r) for r in config.rewards]
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if not twice:
-        return None
-    return f"rewards has {twice[0]!r} twice, but logs name rewards by label. Means would mix. Give each a `label`."
-
-
-def _weights_not_all_zero(config: Config) -> str | None:
-    if any(r.weight for r in config.rewards):
-        return None
-    return (
-        "rewards has weight 0 everywhere, but the reward is their weighted sum. Nothing would be learned. Set a weight."
-    )
-
-
-def _urls_need_vllm(config: Config) -> str | None:
-    if not config.engine.urls or config.engine.kind == "vllm":
-        return None
-    return (
-        f"engine.urls is {list(config.engine.urls)}, but engine.kind is {config.engine.kind!r}, which uses no server. "
-        "The servers would stay idle. Set engine.kind = 'vllm', or remove urls."
-    )
-
-
-CHECKS = (
-    _half_precision,
-    _greedy_training,
-    _minibatches_split_groups,
-    _overlong_fits,
-    _labels_unique,
-    _weights_not_all_zero,
-    _urls_need_vllm,
-)
-
-
-def reward_label(reward: Reward) -> str:
-    """The name of a component in logs: `label`, or the last part of `name`."""
-    return reward.label or reward.name.rsplit(":", 1)[-1].rstrip("/").rsplit("/", 1)[-1]
-
-
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The recipe at `path` with `section.field=value` overrides (values in TOML syntax, bare words are strings).
-
-    Raises ConfigError: unreadable file, malformed TOML, unknown, ill-typed or contradictory setting.
-    """
-    try:
-        values = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(
-            f"The recipe is {str(path)!r}, but it cannot be read ({error.strerror}). Nothing can be trained. "
-            "Give the path of a .toml file, e.g. recipes/demo.toml."
-        ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"The recipe is {str(path)!r}, but it is not valid TOML: {error}. Mend that line.") from error
-    for override in overrides:
-        _apply_override(values, override)
-    return parse_config(values)
-
-
-def parse_config(values: dict[str, Any]) -> Config:
-    """A checked Config from plain values. Raises ConfigError with one line per problem."""
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
-
-
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    name, equals, raw = override.partition("=")
-    *sections, last = name.strip().split(".")
-    if not equals or not sections:
-        raise ConfigError(
-            f"--set is {override!r}, but it has the form section.field=value. Nothing was set. "
-            "Write e.g. --set run.steps=10."
-        )
-    target: Any = values
-    for part in sections:
-        target = target[int(part)] if isinstance(target, list) and part.isdigit() else target.setdefault(part, {})
-    target[last] = _toml_value(raw)
-
-
-def _toml_value(raw: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        return raw
-
-
-def _explain(problem: Any) -> str:
-    """One pydantic problem in the house form. Our own validators already speak it."""
-    if problem["type"] == "value_error":
-        return str(problem["ctx"]["error"])
-    name = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        known = _known_fields(problem["loc"][:-1])
-        return f"{name} is set, but there is no such setting. It would be ignored. Use one of: {', '.join(known)}."
-    if problem["type"] == "missing":
-        return f"{name} is missing, but a run needs it. Nothing can start. Add it to the recipe."
-    return f"{name} is {problem['input']!r}, but {problem['msg'].lower()}. The run cannot start. Change the value."
-
-
-def _known_fields(loc: Sequence[Any]) -> list[str]:
-    section: type[BaseModel] = Config
-    for part in loc:
-        if isinstance(part, str):
-            section = SECTIONS[part]
-    return list(section.model_fields)
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -537,6 +361,14 @@ SECTIONS: dict[str, type[Section]] = {
     "eval": Evaluation,
     "run": Run,
 }
+
+
+def parse_config(values: dict[str, Any]) -> Config:
+    """A checked Config from plain values. Raises ConfigError with one line per problem."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explained(error, SECTIONS)) from error
 
 
 def dump_config(config: Config) -> str:

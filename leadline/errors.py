@@ -9,7 +9,8 @@
     ├── StalenessError             a token older than `rollout.max_staleness` reached the trainer
     ├── NoSignalError              no group of a step carries a learning signal, refill after refill
     ├── TrainingError              too many discarded steps, or the weights are not finite
-    └── RunDirError                the run directory cannot be written, read or resumed
+    ├── RunDirError                the run directory cannot be written, read or resumed
+    └── LogError                   a log, config or rule that the doctor is asked about cannot be read or is not there
 
 Messages have one form: `<setting> is <value>, but <fact>. <Consequence>. <Do this.>`
 A bad *rollout* is data, not an error: it becomes a `Rollout` with `error` set, and is counted.
@@ -54,3 +55,7 @@ class TrainingError(LeadlineError):
 
 class RunDirError(LeadlineError):
     """The run directory cannot be written, read or resumed."""
+
+
+class LogError(LeadlineError):
+    """What the doctor is asked about cannot be read, or is not there."""

@@ -71,7 +71,7 @@ def pass_at_k(group: Group, k: int, threshold: float) -> float:
 
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Difference:
     """Mean over prompts of after - before, with the 95 % percentile bootstrap interval (10,000 resamples of prompts)."""
-    change = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
+    change = np.array([new - old for old, new in zip(before, after, strict=True)])
     change = change[np.isfinite(change)]
     if not len(change):
         return Difference(math.nan, math.nan, math.nan, 0)

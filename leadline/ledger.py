@@ -4,7 +4,7 @@ Every sampled completion token ends at exactly one stage, and so does all of its
 |advantage| x its share in the loss: what its gradient would be if nothing stood in the way. A token meets the stages in
 this order:
 
-    failed             its rollout has no reward (reward raised, timed out or returned None; engine aborted)
+    failed             its rollout has no finite reward (it raised, timed out or returned None; engine aborted)
     no_signal          its advantage is 0: all rewards of the group equal, or its own equal to the mean
     stale              older than the bound (always 0: the queue never starts such a group)
     truncated          its completion ran into the token limit and `mask_truncated` is set
@@ -14,7 +14,8 @@ this order:
     importance_shrunk  mass only: what a weight w below 1 took, m (1 - w); negative where w is above 1
     clipped            the policy ratio's clip removed its gradient
     ratio_drift        mass only: m w (1 - ratio), what a ratio away from 1 took or (negative) added
-    discarded          the optimizer step was not finite and not taken
+    discarded          the optimizer step was not finite and not taken: all tokens that it saw, as nothing that was
+                       computed of them can be trusted
     reached            |d policy loss / d logprob|, as autograd would say
 
 sampled = the sum of all stages, in tokens and in mass, exactly. With several optimizer steps on one batch each column
@@ -127,7 +128,7 @@ def account_unforwarded(
 
     `elsewhere` marks the tokens that `add_pass` accounts; `mass` is 0 where there is no advantage.
     """
-    stage_of_token = [lost_at[c] or "unscored" for c in completion_of_token.tolist()]
-    for stage in dict.fromkeys(stage_of_token):
-        here = torch.tensor([s == stage for s in stage_of_token]) & ~elsewhere
+    stages = [lost or "unscored" for lost in lost_at]
+    for stage in dict.fromkeys(stages):
+        here = torch.tensor([s == stage for s in stages])[completion_of_token] & ~elsewhere
         ledger.add(stage, completion_of_token[here], mass[here], 1.0)

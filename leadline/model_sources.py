@@ -55,6 +55,25 @@ def read_tokenizer(settings: config.Model) -> Any:
     )
 
 
+def model_directory(settings: config.Model) -> str:
+    """What a server can open: a directory, or the hub name as it stands. Raises ModelError."""
+    if settings.name != "tiny":
+        return _source(settings.name)
+    directory = _cache() / f"tiny-{settings.dtype}"
+    if not directory.is_dir():
+        made = Path(tempfile.mkdtemp(prefix="making-", dir=_cache()))
+        _tiny(settings, 0).save_pretrained(made)
+        _byte_tokenizer().save_pretrained(made)
+        made.rename(directory)
+    return str(directory)
+
+
+def _cache() -> Path:
+    cache = Path(os.environ.get("LEADLINE_CACHE") or Path.home() / ".cache" / "leadline")
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
+
+
 def _source(name: str) -> str:
     """What transformers can load: a directory or a hub name. A GGUF file is turned into a directory first."""
     if name.startswith("package:"):
@@ -96,11 +115,10 @@ def _plain_directory(gguf: Path) -> Path:
         )
     stat = gguf.stat()
     key = hashlib.sha256(f"{gguf.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("LEADLINE_CACHE") or Path.home() / ".cache" / "leadline")
+    cache = _cache()
     target = cache / f"{gguf.stem}-{key}"
     if target.is_dir():
         return target
-    cache.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="making-", dir=cache))
     try:
         _dequantise(gguf, made)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline import config
+from leadline.attention import recomputing_contexts
 from leadline.errors import ModelError
 from leadline.model_sources import read_model, read_tokenizer, seeded
 
@@ -50,7 +51,7 @@ def load_model(settings: config.Model, seed: int = 0) -> Loaded:
     if settings.gradient_checkpointing:
         # The newer name first. The non-reentrant kind reaches an adapter although the inputs need no gradient.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+        enable({"use_reentrant": False, "context_fn": recomputing_contexts})
     return Loaded(trained, tokenizer, eos_ids, context_length)
 
 
@@ -75,12 +76,15 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def save_model(model: nn.Module, tokenizer: Any, directory: Path) -> None:
     """`directory` holds a plain Hugging Face model with its tokenizer; a LoRA adapter is merged, and also in `adapter/`."""
-    plain: Any = model
     if is_lora(model):
-        plain = model.base_model.model  # type: ignore[union-attr]
         model.save_pretrained(directory / "adapter", save_embedding_layers=False)  # type: ignore[operator]
-    plain.save_pretrained(directory, state_dict=merged_weights(model))
+    plain_model(model).save_pretrained(directory, state_dict=merged_weights(model))
     tokenizer.save_pretrained(directory)
+
+
+def plain_model(model: nn.Module) -> Any:
+    """The transformers model inside, whether or not peft wraps it."""
+    return model.base_model.model if is_lora(model) else model  # type: ignore[union-attr]
 
 
 def is_lora(model: nn.Module) -> bool:

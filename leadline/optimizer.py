@@ -58,17 +58,25 @@ class Optimizer:
             fused=True,
         )
 
+    def collect(self) -> None:
+        """Add the gradients of one backward pass to the masters': a sum of many small parts stalls in bfloat16."""
+        for master, parameter in self._pairs():
+            if parameter.grad is None:
+                continue
+            master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
+            parameter.grad = None
+
     def step(self, loss: float, rate: float) -> Outcome:
         """Clip the gradients and step, unless the loss or the gradient norm is not finite."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
+        self.collect()
+        grads = [m.grad for m in self._masters if m.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
         if not (math.isfinite(loss) and bool(torch.isfinite(norm))):
             self._clear()
             return Outcome(discarded=True, grad_norm=float(norm), grad_norm_clipped=math.nan, update_norm=0.0)
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, self._settings.max_grad_norm, norm)
+        torch.nn.utils.clip_grads_with_norm_(self._masters, self._settings.max_grad_norm, norm)
         for group in self._adamw.param_groups:
             group["lr"] = rate
-        self._hand_gradients_to_masters()
         self._adamw.step()
         update_norm = self._update_norm(rate)
         self._copy_masters_to_weights()
@@ -90,10 +98,6 @@ class Optimizer:
     def _pairs(self) -> Iterable[tuple[Tensor, Tensor]]:
         return ((m, p) for m, p in zip(self._masters, self.parameters, strict=True) if m is not p)
 
-    def _hand_gradients_to_masters(self) -> None:
-        for master, parameter in self._pairs():
-            master.grad = None if parameter.grad is None else parameter.grad.float()
-
     @torch.no_grad()
     def _copy_masters_to_weights(self) -> None:
         for master, parameter in self._pairs():
@@ -113,7 +117,7 @@ class Optimizer:
             for weight in group["params"]:
                 state = self._adamw.state.get(weight)
                 size += weight.norm().double().square().cpu()
-                if not state:
+                if weight.grad is None or not state:  # AdamW leaves it alone, whatever moved it before
                     continue
                 count = float(state["step"])
                 scale = 1 / (1 - beta2**count) ** 0.5

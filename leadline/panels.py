@@ -122,6 +122,7 @@ def _panel(title: str, body: RenderableType, height: int | None = None, color: s
 
 
 def progress(view: View) -> Panel:
+    """Which run it is, how far it is, and how long it will take."""
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
     for ratio in (None, 1, None, None):
         grid.add_column(ratio=ratio, no_wrap=True)
@@ -152,6 +153,7 @@ class _Chart:
 
 
 def reward(view: View) -> Panel:
+    """The rewards of the last step and of the run, with the held-out ones."""
     metrics = view.metrics
     facts = Text.assemble(
         (number(metrics.get("reward/mean")), "bold"),
@@ -179,6 +181,7 @@ class _Bar:
 
 
 def ledger(view: View) -> Panel:
+    """Where the learning signal went, by stage."""
     metrics = view.metrics
     shares = {stage: metrics.get(f"ledger/{stage}_share", math.nan) for stage in reversed(LEDGER_STAGES)}
     tokens = [number(metrics.get(f"ledger/{name}_tokens")) for name in ("reached", "sampled")]
@@ -222,6 +225,7 @@ def _range(metrics: Mapping[str, float], stem: str) -> str:
 
 
 def policy(view: View) -> Panel:
+    """How far the policy has moved, and how it agrees with the engine."""
     m, grid = view.metrics, _facts()
     ess, clipped = m.get("importance/ess"), m.get("policy/clip_fraction")
     grid.add_row("importance", _valued(m, "importance/ratio_mean"), _range(m, "importance/ratio"))
@@ -236,6 +240,7 @@ def policy(view: View) -> Panel:
 
 
 def work(view: View) -> Panel:
+    """Completions and time of the last step."""
     m, grid = view.metrics, _facts()
     none = m.get("rollout/zero_signal_fraction")
     grid.add_row("length", _valued(m, "rollout/length_mean"), f"{_range(m, 'rollout/length')} tokens")

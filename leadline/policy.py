@@ -3,8 +3,9 @@
 import contextlib
 import copy
 import inspect
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from leadline.batch import Batch, Minibatch, Row, micro_batches, minibatches, pack
+from leadline.attention import NAME, laid_out
+from leadline.batch import Batch, Minibatch, Row, micro_batches, minibatches, pack, probe_batch
 from leadline.config import Config
 from leadline.errors import ModelError, TrainingError
-from leadline.models import Loaded, is_lora, merged_weights, save_model
+from leadline.models import Loaded, is_lora, merged_weights, plain_model, save_model
 from leadline.objective.logprobs import token_entropies, token_logprobs
 from leadline.objective.losses import entropy_threshold
 from leadline.objective.sampling import processed_logits
@@ -34,11 +36,12 @@ class Policy:
         self.loaded = loaded
         self.model: nn.Module = loaded.model
         self.version = 0
-        self.packs = True
         self.discarded_in_a_row = 0
         self.reference = self._frozen_copy() if config.objective.beta > 0 and not config.model.lora_rank else None
         self.optimizer = Optimizer(self.model, config.optimizer)
         self.check_frozen()
+        self.packs = False
+        self.packing_error = self._share_prompts()
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +83,7 @@ class Policy:
         }
         model = self.reference if reference and self.reference is not None else self.model
         adapter = self.model.disable_adapter() if reference and self.reference is None else contextlib.nullcontext()  # type: ignore[operator]
-        with adapter:
+        with adapter, laid_out(row.spans) if self.packs else contextlib.nullcontext():
             if _takes_logits_to_keep(model):
                 return model(**inputs, logits_to_keep=predicts).logits[0]  # type: ignore[no-any-return]
             return model(**inputs).logits[0, predicts]  # type: ignore[no-any-return]
@@ -94,11 +97,12 @@ class Policy:
         before = self._score_before(batch)
         scored = time.perf_counter()
         rate = learning_rate(settings, self.version, self.config.run.steps)
-        steps = [
-            self._optimizer_step(batch, minibatch, before, rate)
-            for _ in range(settings.epochs_per_batch)
-            for minibatch in minibatches(batch, settings.minibatches)
-        ]
+        with _recomputing(self.model, self.config.model.gradient_checkpointing):
+            steps = [
+                self._optimizer_step(batch, minibatch, before, rate)
+                for _ in range(settings.epochs_per_batch)
+                for minibatch in minibatches(batch, settings.minibatches)
+            ]
         self.version += 1
         timings = {"score": scored - started, "update": time.perf_counter() - scored}
         return summarize(batch, steps, self.config, rate, timings)
@@ -121,11 +125,17 @@ class Policy:
     def _score_all(self, batch: Batch, *, reference: bool) -> Scores:
         logprobs = torch.full((len(batch.token_ids),), torch.nan)
         entropies = torch.full((len(batch.token_ids),), torch.nan)
-        for micro in micro_batches(batch, batch.forwarded, self.config.optimizer.tokens_per_micro):
+        for micro in self._micro_batches(batch):
             scores = self.logprobs(batch, micro, reference=reference)
             tokens = batch.tokens_of(micro)
             logprobs[tokens], entropies[tokens] = scores.logprobs.cpu(), scores.entropies.cpu()
         return Scores(logprobs, entropies)
+
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[int, ...]]:
+        """Those of the optimizer steps: packed alike, a model that has not moved gives the same numbers again."""
+        settings = self.config.optimizer
+        for minibatch in minibatches(batch, settings.minibatches):
+            yield from micro_batches(batch, minibatch.forwarded, settings.tokens_per_micro)
 
     def _optimizer_step(self, batch: Batch, minibatch: Minibatch, before: Before, rate: float) -> OptimizerStep:
         shares = loss_shares(batch, minibatch, self.config)
@@ -133,7 +143,8 @@ class Policy:
         for micro in micro_batches(batch, minibatch.forwarded, self.config.optimizer.tokens_per_micro):
             scores = self.logprobs(batch, micro)
             loss, micro_terms, record = step_loss(self.config.objective, batch, micro, scores, before, shares)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
+            self.optimizer.collect()
             terms += micro_terms
             records.append(record)
         if not records:
@@ -145,7 +156,8 @@ class Policy:
     # ---- weights, reference, checkpoints
 
     def weights(self) -> Weights:
-        """The weights to sample from, by their Hugging Face names; an adapter is merged into a copy."""
+        """The weights to sample from, by their Hugging Face names; an adapter is merged into a copy. Checks them."""
+        self.check_finite()
         return merged_weights(self.model)
 
     def check_frozen(self) -> None:
@@ -157,7 +169,7 @@ class Policy:
                 "be empty. Check the adapter settings, and that the weights are not quantised."
             )
         storages = {p.untyped_storage().data_ptr() for p in self.optimizer.parameters}
-        for name, p in self.reference.named_parameters() if self.reference is not None else ():
+        for name, p in self._reference_parameters():
             if p.requires_grad or id(p) in trained or p.untyped_storage().data_ptr() in storages:
                 raise TrainingError(
                     f"objective.beta is {self.config.objective.beta}, but the reference's {name} is trained too. The "
@@ -169,24 +181,38 @@ class Policy:
         for name, p in self.model.named_parameters():
             if p.requires_grad and not bool(torch.isfinite(p).all()):
                 raise TrainingError(
-                    f"The policy's {name} is not finite at version {self.version}, but no gradient was. The update "
-                    "itself overflowed. Lower optimizer.learning_rate and resume from the last checkpoint."
+                    f"The policy's {name} is not finite at version {self.version}, but weights are numbers. An engine "
+                    "would sample noise. Lower optimizer.learning_rate and resume from the last checkpoint; if there "
+                    "was no step yet, the model itself is broken."
                 )
 
-    def check_packing(self) -> float:
-        """Largest difference in nats between a packed row and its sequences alone, on random tokens.
+    def _share_prompts(self) -> float:
+        """Share prompts within rows if that changes nothing. The largest difference in nats on random tokens.
 
-        A model that mixes neighbours in a row (recurrent state, some attention variants) sets `packs` to False: each
-        sequence is then forwarded on its own, which is slower and right.
+        The measure is each sequence alone, with the model's own attention. A model whose numbers depend on its neighbours
+        in a row (recurrent state, attention that does not come from transformers' interface) keeps `packs` False: its
+        sequences are forwarded one by one, which is slower and right.
         """
-        batch = _random_batch(self.model.config.vocab_size, self.config)  # type: ignore[union-attr, arg-type]
+        plain = plain_model(self.model)
+        if self.config.model.attention not in ("sdpa", "eager") or not hasattr(plain, "set_attn_implementation"):
+            return math.nan
+        own = plain.config._attn_implementation
+        batch = probe_batch(self.model.config.vocab_size, self.config)  # type: ignore[union-attr, arg-type]
         with torch.no_grad():
-            together = self.logprobs(batch, batch.forwarded).logprobs
-            self.packs = False
             alone = self.logprobs(batch, batch.forwarded).logprobs
+            self.packs = True
+            self._set_attention(NAME)
+            together = self.logprobs(batch, batch.forwarded).logprobs
         error = float((together - alone).abs().max())
         self.packs = error <= PACKING_TOLERANCE[next(self.model.parameters()).dtype]
+        if not self.packs:
+            self._set_attention(own)
         return error
+
+    def _set_attention(self, name: str) -> None:
+        for model in (self.model, self.reference):
+            if model is not None:
+                plain_model(model).set_attn_implementation(name)
 
     def save(self, directory: Path) -> None:
         """`model/`, a Hugging Face directory, and `trainer.pt`, what a resumed run needs besides. Checks both first."""
@@ -198,10 +224,17 @@ class Policy:
 
     def restore(self, directory: Path) -> None:
         """Go on exactly from what `save` wrote."""
-        _load_weights(self.model, directory / "model")
+        _load_weights(self.model, directory / "model", self.config.model.trust_remote_code)
         state = torch.load(directory / "trainer.pt", weights_only=True, map_location=self.device)
         self.optimizer.load_state_dict(state["optimizer"])
         self.version, self.discarded_in_a_row = state["version"], state["discarded_in_a_row"]
+
+    def _reference_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of the frozen copy, or of the base under the adapter, frozen whether or not there is a KL term."""
+        if self.reference is not None:
+            yield from self.reference.named_parameters()
+        elif is_lora(self.model):
+            yield from ((name, p) for name, p in self.model.named_parameters() if ".lora_" not in name)
 
     def _frozen_copy(self) -> nn.Module:
         return copy.deepcopy(self.model).requires_grad_(False).eval()
@@ -211,20 +244,30 @@ PACKING_TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.2, torch.float16: 0.
 """Nats by which a logprob in a packed row may differ from that of the sequence alone: rounding, by dtype."""
 
 
-def _load_weights(model: nn.Module, directory: Path) -> None:
+@contextlib.contextmanager
+def _recomputing(model: nn.Module, on: bool) -> Iterator[None]:
+    """Transformers recomputes activations in training mode only. Without dropout that mode changes nothing else."""
+    model.train(on)
+    try:
+        yield
+    finally:
+        model.eval()
+
+
+def _load_weights(model: nn.Module, directory: Path, trust_remote_code: bool) -> None:
     """Put the weights that `save_model` wrote into the model, in place."""
     if is_lora(model):
         from peft import load_peft_weights, set_peft_model_state_dict
 
         set_peft_model_state_dict(model, load_peft_weights(str(directory / "adapter"), device="cpu"))
         return
-    saved = AutoModelForCausalLM.from_pretrained(directory, dtype=next(model.parameters()).dtype)
+    dtype = next(model.parameters()).dtype
+    saved = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust_remote_code)
     model.load_state_dict(saved.state_dict())
 
 
 def _takes_logits_to_keep(model: nn.Module) -> bool:
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    return "logits_to_keep" in inspect.signature(plain.forward).parameters
+    return "logits_to_keep" in inspect.signature(plain_model(model).forward).parameters
 
 
 def _seen(batch: Batch, row: Row, logits: Float[Tensor, "token vocab"]) -> Bool[Tensor, "token vocab"]:
@@ -238,24 +281,3 @@ def _seen(batch: Batch, row: Row, logits: Float[Tensor, "token vocab"]) -> Bool[
         rows[later, piece[earlier]] = True
         start += len(piece)
     return seen.to(logits.device)
-
-
-def _random_batch(vocab_size: int, config: Config) -> Batch:
-    """Two groups of three completions of random tokens."""
-    from leadline.batch import build_batch
-    from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
-
-    draw = torch.Generator().manual_seed(0)
-
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(vocab_size, (count,), generator=draw).tolist())
-
-    def rollout(length: int, reward: float) -> Rollout:
-        completion = Completion(ids(length), (0.0,) * length, (0,) * length, FinishReason.EOS)
-        return Rollout(completion, text="", reward=reward)
-
-    groups = [
-        Group(Prompt(0, "", ids(9)), [rollout(7, 0.0), rollout(1, 1.0), rollout(12, 2.5)]),
-        Group(Prompt(1, "", ids(4)), [rollout(5, 1.0), rollout(8, 0.0), rollout(3, 3.0)]),
-    ]
-    return build_batch(groups, config, 0)

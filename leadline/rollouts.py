@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from leadline.config import Config, Sampling
+from leadline.config_problems import OVERLONG
 from leadline.decoding import decode
 from leadline.engines.base import Engine
 from leadline.errors import RewardError
@@ -67,14 +68,14 @@ class Roller:
             objective.overlong_buffer,
             objective.overlong_penalty,
         )
-        rewards = {**rollout.rewards, "overlong": penalty}
+        rewards = {**rollout.rewards, OVERLONG: penalty}
         return replace(rollout, rewards=rewards, reward=rollout.reward + penalty)
 
 
 def has_signal(group: Group) -> bool:
-    """Whether two rollouts of the group have different rewards."""
-    rewards = [r.reward for r in group.rollouts if math.isfinite(r.reward)]
-    return len(rewards) > 1 and max(rewards) > min(rewards)
+    """Whether two rollouts of the group have different rewards, in the precision in which advantages are made."""
+    rewards = np.array([r.reward for r in group.rollouts if math.isfinite(r.reward)], dtype=np.float32)
+    return len(rewards) > 1 and bool(rewards.max() > rewards.min())
 
 
 def check_failures(groups: Sequence[Group], limit: float) -> None:

@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from leadline.config import Config, dump_config, parse_config, reward_label
+from leadline.config import Config, dump_config, parse_config
 from leadline.doctor.json_lines import read_lines, to_line
 from leadline.doctor.rule import Finding
 from leadline.durable import leftovers, partial_file, remove, write_whole
@@ -47,14 +47,19 @@ class RunDir:
         self.rollouts = path / "rollouts"
         self.blackbox = path / "blackbox"
 
-    @classmethod
-    def create(cls, path: Path, config: Config) -> Self:
-        """The directory of a new run. Raises RunDirError if it holds a run already."""
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Raises RunDirError if the path holds a run already."""
         if any((path / name).exists() for name in ("config.json", "metrics.jsonl")):
             raise RunDirError(
                 f"run.dir is {str(path)!r}, but it already holds a run. Its metrics and checkpoints would mix with new "
                 "ones. Continue that run with --resume, or choose another directory with --set run.dir=runs/NAME."
             )
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> Self:
+        """The directory of a new run. Raises RunDirError if it holds a run already."""
+        cls.check_free(path)
         run = cls(path, config)
         with run._storing("the run directory"):
             for folder in (run.checkpoints, run.rollouts, run.blackbox):
@@ -81,6 +86,12 @@ class RunDir:
         latest = run.latest_checkpoint()
         run.rewind(latest[0] if latest else 0)
         return run
+
+    def adopt(self, config: Config) -> None:
+        """From now on the run has these settings."""
+        self.config = config
+        with self._storing("config.json"):
+            write_whole(self.path / "config.json", dump_config(config).encode())
 
     def rewind(self, step: int) -> None:
         """Drops all that was left after `step`, and what a kill left unfinished. Safe to repeat after a kill."""
@@ -120,7 +131,7 @@ class RunDir:
         import polars
 
         pairs = [(group, rollout) for group in groups for rollout in group.rollouts]
-        labels = [reward_label(reward) for reward in self.config.rewards]
+        labels = [reward.resolved_label for reward in self.config.rewards]
         rows = [
             {"step": step, **_rollout_row(group, rollout, labels), "advantage": advantage, "fate": fate}
             for (group, rollout), advantage, fate in zip(pairs, advantages, fates, strict=True)
@@ -223,7 +234,12 @@ def read_evaluations(path: Path) -> list[tuple[int, list[float], dict[str, float
 
 def _keep_rows(path: Path, step: int) -> None:
     if path.exists():
-        write_whole(path, b"".join(to_line(values) for values in read_lines(path) if values["step"] <= step))
+        write_whole(path, b"".join(to_line(values) for values in read_lines(path) if _written_at(values) <= step))
+
+
+def _written_at(values: Mapping[str, Any]) -> float:
+    """The step of a row. A finding's own step is when the trouble began: what proves it came with the last evidence."""
+    return max((item["step"] for item in values.get("evidence", ())), default=values["step"])  # type: ignore[no-any-return]
 
 
 def _rollout_row(group: Group, rollout: Rollout, labels: Sequence[str]) -> dict[str, Any]:

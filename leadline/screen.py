@@ -45,8 +45,7 @@ class Screen:
         self._durations: deque[float] = deque(maxlen=TIMED_STEPS)
         self._seen: dict[str, tuple[Finding, int]] = {}
         self._live = None if _is_plain(self.console) else self._make_live()
-        for row in rows:
-            self._remember(row)
+        self.restore(rows)
 
     def __enter__(self) -> Self:
         self._stage_since = self._step_since = self._clock()
@@ -78,6 +77,11 @@ class Screen:
         self._print(_line(metrics, self.view.steps, self._durations[-1] if trained else None))
         for finding in news:
             self._print(f"{finding.severity} {finding.rule} {finding.name}: {finding.message} Fix: {finding.fix}")
+
+    def restore(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """The rows of a run that is resumed are part of the picture."""
+        for row in rows:
+            self._remember(row)
 
     def message(self, text: str) -> None:
         """A line of its own, above the live screen."""

@@ -1,43 +1,56 @@
 """Every setting with its docstring, for `leadline train --help` and docs/config.md. Generated from `config.py`."""
 
+import json
+import textwrap
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from leadline.config import SECTIONS, Section
+from leadline.rewards import REWARDS
 
 
-def settings_help() -> str:
-    """Plain text, one paragraph a setting."""
-    return "\n\n".join(_section_text(name, section) for name, section in SECTIONS.items())
+def settings_help(width: int = 100) -> str:
+    """Plain text of lines no longer than `width`: a line for each setting, its meaning indented below."""
+    rewards = textwrap.wrap(f"Built-in rewards: {', '.join(REWARDS)}.", width)
+    return "\n".join([*(_section_text(name, section, width) for name, section in SECTIONS.items()), *rewards, ""])
 
 
 def settings_markdown() -> str:
     """The page docs/config.md."""
     parts = ["# Settings", "", "Generated from `leadline/config.py` by `make docs`; do not edit.", ""]
     for name, section in SECTIONS.items():
-        parts += [f"## `[{_header(name)}]`", "", (section.__doc__ or "").strip(), ""]
-        parts += ["| setting | type | default | meaning |", "| --- | --- | --- | --- |"]
-        parts += [
-            f"| `{field}` | {_type_name(info.annotation)} | `{_default(info)}` | {_meaning(info)} |".replace(
-                " || ", " \\| "
-            )
-            for field, info in section.model_fields.items()
-        ]
+        parts += [f"## `{_header(name)}`", "", _doc(section), ""]
+        parts += ["| setting | default | type | meaning |", "| --- | --- | --- | --- |"]
+        for field, info in section.model_fields.items():
+            cells = [f"`{field}`", f"`{_default(info)}`", _type_name(info.annotation), _meaning(info)]
+            parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         parts.append("")
-    return "\n".join(parts)
+    parts += ["## Built-in rewards", ""]
+    parts += [f"- `{name}`: {_first_line(function.__doc__)}" for name, function in REWARDS.items()]
+    return "\n".join([*parts, ""])
 
 
-def _section_text(name: str, section: type[Section]) -> str:
-    lines = [f"[{_header(name)}]  {(section.__doc__ or '').strip()}"]
+def _section_text(name: str, section: type[Section], width: int) -> str:
+    lines = [*textwrap.wrap(f"{_header(name)}  {_doc(section)}", width), ""]
     for field, info in section.model_fields.items():
-        lines.append(f"{field}: {_type_name(info.annotation)} = {_default(info)} -- {_meaning(info)}")
-    return "\n\n".join(lines)
+        head = f"{field} = {_default(info)}   # {_type_name(info.annotation)}"
+        lines += textwrap.wrap(head, width, initial_indent="  ", subsequent_indent="      ")
+        lines += textwrap.wrap(_meaning(info), width, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join([*lines, ""])
 
 
 def _header(name: str) -> str:
-    return f"[{name}]" if name == "rewards" else name
+    return "[[rewards]]" if name == "rewards" else f"[{name}]"
+
+
+def _doc(section: type[Section]) -> str:
+    return " ".join((section.__doc__ or "").split())
+
+
+def _first_line(doc: str | None) -> str:
+    return (doc or "").strip().split("\n\n")[0].replace("\n", " ").strip()
 
 
 def _meaning(info: FieldInfo) -> str:
@@ -45,14 +58,17 @@ def _meaning(info: FieldInfo) -> str:
 
 
 def _default(info: FieldInfo) -> str:
+    """As a recipe would write it; `none` cannot be written, it is what a setting is that is left out."""
     if info.is_required():
         return "(required)"
     value = info.get_default(call_default_factory=True)
-    return "none" if value is None else str(value) if value != "" else '""'
+    return "none" if value is None else repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 def _type_name(annotation: Any) -> str:
     origin = get_origin(annotation)
+    if origin is Annotated:
+        return _type_name(get_args(annotation)[0])
     if origin is Literal:
         return " or ".join(str(value) for value in get_args(annotation))
     if origin in (Union, UnionType):
@@ -61,8 +77,9 @@ def _type_name(annotation: Any) -> str:
         return f"list of {_type_name(get_args(annotation)[0])}"
     if origin is dict:
         return "table"
-    return getattr(annotation, "__name__", str(annotation))
+    names = {str: "string", int: "integer", float: "number", bool: "true or false"}
+    return names.get(annotation, str(annotation))
 
 
 if __name__ == "__main__":
-    print(settings_markdown())
+    print(settings_markdown(), end="")

@@ -117,6 +117,7 @@ def step_loss(
     owner = torch.repeat_interleave(torch.arange(len(completions)), lengths).to(device)
     mask, share = batch.loss_mask[tokens].to(device), shares[tokens].to(device)
     old = scores.logprobs.detach() if before.old_logprobs is None else before.old_logprobs[tokens].to(device)
+    trained = high_entropy_mask(scores.entropies.detach(), mask, before.entropy_threshold)  # NaN stays: the guard's
     weights = rollout_weights(
         old,
         batch.rollout_logprobs[tokens].to(device),
@@ -135,12 +136,11 @@ def step_loss(
         batch.token_advantages()[tokens].to(device),
         owner,
         len(completions),
-        mask,
+        trained,
         clip_low=objective.clip_low,
         clip_high=objective.clip_low if objective.clip_high is None else objective.clip_high,
         clip_delta=objective.clip_delta,
     )
-    trained = high_entropy_mask(scores.entropies.detach(), mask, before.entropy_threshold)  # NaN stays: the guard's
     ref = torch.full_like(old, math.nan) if before.ref_logprobs is None else before.ref_logprobs[tokens].to(device)
 
     policy_term = torch.where(trained, share * weights.weights * token_loss.loss, 0.0).sum()

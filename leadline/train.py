@@ -8,9 +8,9 @@ Synchronous training is this loop with `rollout.max_staleness = 0`.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from leadline.batch import Batch, build_batch
 from leadline.config import Config, RolloutSettings
@@ -20,6 +20,8 @@ from leadline.rollout_queue import PromptSource, RolloutQueue, check_staleness
 from leadline.rollouts import Roller, check_failures, has_signal, rollout_metrics
 from leadline.types import Group, Weights
 from leadline.update_metrics import Update
+
+T = TypeVar("T")
 
 
 class Trainee(Protocol):
@@ -54,7 +56,7 @@ async def train(
     engine: Engine,
     roller: Roller,
     prompts: PromptSource,
-    record: Callable[[Step], Awaitable[None]],
+    record: Callable[[Step], Coroutine[Any, Any, None]],
     stage: Callable[[str], None] = lambda name: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -84,29 +86,38 @@ async def train(
 
             stage("update")
             batch = build_batch(groups, config, policy.version, replaced=replaced)
-            _check_unscored(batch, config)
-            update = await asyncio.to_thread(policy.update, batch)
+            _check_unscored(groups, batch, config)
+            update = await _whole(asyncio.to_thread(policy.update, batch))
             updated = time.perf_counter()
             stage("load weights")
             await engine.load_weights(policy.weights(), policy.version)
-            queue.release(settings.groups_per_step)  # only now may as many new groups start
 
-            timings = {
-                "time/generate_s": generated - started,
-                "time/load_weights_s": time.perf_counter() - updated,
-                "time/step_s": time.perf_counter() - started,
-                "throughput/sampled_tokens_per_s": len(batch.token_ids) / max(1e-9, generated - started),
-                "time/reward_s": max(group.timings.get("reward", 0.0) for group in groups),
-            }
             counts = {
                 "step": float(policy.version),
                 "rollout/refilled_groups": float(len(groups) - settings.groups_per_step),
             }
+            timings = _timings(started, generated, updated, time.perf_counter(), groups, batch)
             metrics = counts | rollout_metrics(groups) | update.metrics | timings
-            await record(Step(policy.version, groups, batch, update, metrics, queue.position))
+            await _whole(record(Step(policy.version, groups, batch, update, metrics, queue.position)))
             _check_discarded(policy, config)
+            # Only now, with the new weights live in the engine, may as many new groups start; and only after the
+            # record, so that an evaluation is not batched with them: a resumed run has it to the last digit.
+            queue.release(settings.groups_per_step)
         filling.cancel()
         queue.cancel()
+
+
+def _timings(
+    started: float, generated: float, updated: float, loaded: float, groups: Sequence[Group], batch: Batch
+) -> dict[str, float]:
+    """From the moments at which a step started, had its groups, was updated, and was loaded into the engine."""
+    return {
+        "time/generate_s": generated - started,
+        "time/reward_s": max(group.timings.get("reward", 0.0) for group in groups),
+        "time/load_weights_s": loaded - updated,
+        "time/step_s": loaded - started,
+        "throughput/sampled_tokens_per_s": len(batch.token_ids) / (loaded - started),
+    }
 
 
 async def _refill(
@@ -136,16 +147,18 @@ def _check_signal(groups: Sequence[Group], barren_steps: int, settings: RolloutS
     )
 
 
-def _check_unscored(batch: Batch, config: Config) -> None:
+def _check_unscored(groups: Sequence[Group], batch: Batch, config: Config) -> None:
     unscored = batch.rollout_logprobs.isnan()
-    limit = 0.0 if config.objective.on_unscored == "refuse" else config.objective.max_unscored_fraction
+    refuse = config.objective.on_unscored == "refuse"
+    limit = 0.0 if refuse else config.objective.max_unscored_fraction
     if not len(unscored) or float(unscored.float().mean()) <= limit:
         return
     owners = batch.group_of_completion[batch.completion_of_token[unscored]].unique().tolist()
+    setting = "objective.on_unscored is 'refuse'" if refuse else f"objective.max_unscored_fraction is {limit}"
     raise TrainingError(
-        f"objective.max_unscored_fraction is {limit} (on_unscored is {config.objective.on_unscored!r}), but "
-        f"{int(unscored.sum())} of {len(unscored)} tokens came without a logprob, in groups {owners[:8]} of this step. "
-        "Their importance weights would be guesses. Find out why the engine cannot score them, or raise the limit."
+        f"{setting}, but {int(unscored.sum())} of {len(unscored)} tokens came without a logprob, in rollouts of the "
+        f"prompts {', '.join(str(groups[owner].prompt.index) for owner in owners[:8])} (by index). Their importance "
+        "weights would be guesses. Find out why the engine cannot score them, or allow them."
     )
 
 
@@ -158,17 +171,25 @@ def _check_discarded(policy: Trainee, config: Config) -> None:
         )
 
 
+async def _whole(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. An error elsewhere stops the run after it, never half-way through an update or a file."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
 class _failing_plainly(asyncio.TaskGroup):
-    """A TaskGroup that raises the first error of ours as itself: users do not read exception groups."""
+    """A TaskGroup that raises the first error as itself, one of ours if there is one: users read no exception groups."""
 
     async def __aexit__(self, *exc_info: object) -> None:
         try:
-            await super().__aexit__(*exc_info)  # type: ignore[arg-type]
+            return await super().__aexit__(*exc_info)  # type: ignore[arg-type]
         except BaseExceptionGroup as group:
-            ours = group.subgroup(LeadlineError)
-            if ours is None:
-                raise
-            raise _first(ours) from None
+            error = _first(group.subgroup(LeadlineError) or group)
+        raise error  # not in the handler: the group would be shown as its context
 
 
 def _first(error: BaseException) -> BaseException:

@@ -95,6 +95,8 @@ def account(batch: Batch, steps: Sequence[OptimizerStep], config: Config) -> Led
             ),
             share=1 / config.optimizer.epochs_per_batch,
         )
+    accounted = sum(ledger.tokens.values())
+    assert math.isclose(accounted, len(batch.token_ids), abs_tol=1e-6), f"{accounted} of {len(batch.token_ids)} tokens"
     return ledger
 
 
@@ -125,9 +127,9 @@ def _loss_metrics(steps: Sequence[OptimizerStep]) -> Metrics:
 
 
 def _optimizer_metrics(outcomes: Sequence[Outcome], rate: float) -> Metrics:
-    """Norms are the largest of the update's optimizer steps; 0 when no completion had a gradient."""
+    """Norms are the largest of the update's optimizer steps, NaN if one was discarded, 0 if there was no gradient."""
     return {
-        "optimizer/grad_norm": _largest([o.grad_norm for o in outcomes]),
+        "optimizer/grad_norm": _largest([math.nan if o.discarded else o.grad_norm for o in outcomes]),
         "optimizer/grad_norm_clipped": _largest([o.grad_norm_clipped for o in outcomes]),
         "optimizer/update_norm": _largest([o.update_norm for o in outcomes]),
         "optimizer/learning_rate": rate,
@@ -181,7 +183,7 @@ def _importance_metrics(record: TokenRecord, batch: Batch) -> Metrics:
         "importance/log_ratio_abs_mean": float(log_ratio.abs().mean()),
         "importance/log_ratio_abs_max": float(log_ratio.abs().max()),
         "importance/kl_k1": float(-log_ratio.mean()),
-        "importance/kl_k3": float((log_ratio.clamp(-20, 20).expm1() - log_ratio).mean()),
+        "importance/kl_k3": _mean(kl_divergence(torch.zeros_like(log_ratio), log_ratio, "k3")),
         "importance/ess": float(effective_sample_size(ratio)),
         "importance/masked_fraction": _mean(record.masked[scored].float()),
         "importance/truncated_fraction": _mean(record.truncated[scored].float()),
@@ -190,9 +192,10 @@ def _importance_metrics(record: TokenRecord, batch: Batch) -> Metrics:
 
 
 def _policy_metrics(records: Sequence[TokenRecord], config: Config) -> Metrics:
-    """pi_theta / pi_old over the trained tokens of all optimizer steps, and of the first, where it must be 1."""
+    """pi_theta / pi_old over the trained tokens of all optimizer steps, of the first, where it must be 1, and the last."""
     every, first = TokenRecord.concatenate(records), records[0]
     trained, ratio = every.trained, _policy_ratio(every)
+    last_ratio = _policy_ratio(records[-1])
     metrics = {
         "policy/tokens": float(trained.sum()),
         "policy/entropy": _mean(every.entropies),
@@ -203,7 +206,7 @@ def _policy_metrics(records: Sequence[TokenRecord], config: Config) -> Metrics:
     }
     if len(ratio):
         metrics |= {
-            "policy/ratio_mean": float(ratio.mean()),
+            "policy/ratio_mean": _mean(last_ratio),
             "policy/ratio_min": float(ratio.min()),
             "policy/ratio_max": float(ratio.max()),
         }

@@ -7,29 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from leadline.doctor.run_log import RunLog, Streak
+from leadline.doctor.evidence import PERSISTENT, TREND, Evidence, Strength, number, percent, when
+from leadline.doctor.run_log import RunLog
+from leadline.doctor.view import View
+
+__all__ = [
+    "PERSISTENT",
+    "TREND",
+    "Evidence",
+    "Finding",
+    "Need",
+    "Rule",
+    "Severity",
+    "Strength",
+    "alternatives",
+    "message",
+    "number",
+    "percent",
+    "when",
+]
 
 Severity = Literal["error", "warning"]
-
-PERSISTENT = 3
-"""Logged steps in a row after which a fluctuating quantity counts as out of its band: one odd step is not a fault."""
+Need = str | tuple[str, ...]
+"""A quantity, or several of which one is enough."""
 
 NOTES_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """One fact that a rule holds against a run.
-
-    Example: Evidence("kl/k3", step=4, value=3.2, limit=1.0, note="The KL ... was 3.2 at step 4; 1 is the limit.")
-    """
-
-    metric: str
-    step: int
-    value: float
-    limit: float
-    note: str
-    """The same in one plain sentence, numbers included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,19 @@ class Finding:
     fix: str
     evidence: tuple[Evidence, ...]
     step: int
+    """Since when."""
+    confidence: str = ""
+    """A word of `confidence.WORDS`."""
+    against: tuple[Evidence, ...] = ()
+    """What speaks against it."""
+    rivals: tuple[str, ...] = ()
+    """Names of causes that look the same and are not ruled out, with the fact that keeps them behind."""
+    consequences: tuple[str, ...] = ()
+    """Names of rules that fire because of this one: they are no findings of their own."""
+    avoid: str = ""
+    """What would make it worse."""
+    confirm: str = ""
+    """The measurement that would decide, where the log does not."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only."""
@@ -53,7 +68,9 @@ class Finding:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The finding that `to_dict` came from."""
-        return cls(**{**values, "evidence": tuple(Evidence(**item) for item in values["evidence"])})
+        lists = {key: tuple(values.get(key, ())) for key in ("rivals", "consequences")}
+        facts = {key: tuple(Evidence(**item) for item in values.get(key, ())) for key in ("evidence", "against")}
+        return cls(**{**values, **lists, **facts})
 
 
 class Rule(ABC):
@@ -66,16 +83,44 @@ class Rule(ABC):
     name: ClassVar[str]
     """The defect, never the remedy."""
     severity: ClassVar[Severity]
-    needs: ClassVar[tuple[str, ...]]
-    """Quantities without which the rule cannot be checked."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """Quantities without which the log says nothing about it; none = settings or measurements show it."""
+    explains: ClassVar[tuple[str, ...]] = ()
+    """Names of the rules that fire as its consequence."""
+    confirm: ClassVar[str] = ""
+    """What to measure where the log alone does not decide."""
     sick: ClassVar[tuple[RunLog, ...]]
     """Runs on which it fires."""
     healthy: ClassVar[tuple[RunLog, ...]]
     """Runs on which it stays silent, the near misses among them."""
 
     @abstractmethod
-    def examine(self, run: RunLog) -> list[Evidence]:
-        """The evidence, in the order of steps; empty if there is none."""
+    def examine(self, run: View) -> list[Evidence]:
+        """What the log holds for it, in the order of steps; empty if there is nothing."""
+
+    def measure(self, run: View) -> list[Evidence]:
+        """What measurements under free names hold for it, whether or not its needs were logged."""
+        return []
+
+    def lint(self, run: View) -> list[Evidence]:
+        """What the settings alone hold for it."""
+        return []
+
+    def against(self, run: View) -> list[Evidence]:
+        """What makes it less likely, though it may be."""
+        return []
+
+    def forbids(self, run: View) -> list[Evidence]:
+        """What cannot be if it is the cause: one such fact rules it out."""
+        return []
+
+    def fix(self, run: View, evidence: Sequence[Evidence]) -> str:
+        """What to change, in one paragraph. A rule whose remedy depends on the evidence overrides it."""
+        return run.worded(" ".join(self.section("Fix").split()))
+
+    def avoid(self, run: View, evidence: Sequence[Evidence]) -> str:
+        """What would make it worse; empty if nothing obvious would."""
+        return ""
 
     @property
     def title(self) -> str:
@@ -86,38 +131,17 @@ class Rule(ABC):
         sections = re.split(r"^## (.+)\n", _page(type(self)), flags=re.MULTILINE)
         return dict(zip(sections[1::2], sections[2::2], strict=True))[heading].strip()
 
-    def fix(self, run: RunLog, evidence: Sequence[Evidence]) -> str:
-        """What to change, in one paragraph. A rule whose remedy depends on the evidence overrides it."""
-        return " ".join(self.section("Fix").split())
 
-    def finding(self, run: RunLog, evidence: Sequence[Evidence]) -> Finding:
-        """The evidence (at least one) in words."""
-        notes = [item.note for item in evidence[:NOTES_SHOWN]]
-        rest = len(evidence) - len(notes)
-        message = " ".join([*notes, f"And {rest} more."] if rest else notes)
-        return Finding(
-            rule=self.id,
-            name=self.name,
-            severity=self.severity,
-            title=self.title,
-            message=message,
-            fix=self.fix(run, evidence),
-            evidence=tuple(evidence),
-            step=evidence[0].step,
-        )
+def alternatives(need: Need) -> tuple[str, ...]:
+    return (need,) if isinstance(need, str) else need
+
+
+def message(evidence: Sequence[Evidence]) -> str:
+    """The first notes as one text."""
+    notes = [item.note for item in evidence[:NOTES_SHOWN]]
+    rest = len(evidence) - len(notes)
+    return " ".join([*notes, f"And {rest} more."] if rest else notes)
 
 
 def _page(rule: type[Rule]) -> str:
     return inspect.cleandoc(rule.__doc__ or "")
-
-
-def when(streak: Streak) -> str:
-    """`at step 12`, or `at step 12 and the 4 before`: true also of a streak that began before the rows at hand."""
-    if streak.length == 1:
-        return f"at step {streak.last}"
-    return f"at step {streak.last} and the {streak.length - 1} before"
-
-
-def percent(share: float) -> str:
-    """`97 %`; one decimal below 10 %, so that a small share is not printed as nothing."""
-    return f"{share:.0%}".replace("%", " %") if abs(share) >= 0.1 else f"{share:.1%}".replace("%", " %")

@@ -27,3 +27,16 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Abort what is running and free the resources."""
         ...
+
+
+class WeightPush(Protocol):
+    """How new weights get into a running vLLM server."""
+
+    async def push(self, url: str, weights: Weights, version: int) -> None:
+        """The server at `url` holds exactly these weights, which the push has proved; its caches are empty.
+
+        The server runs nothing of this run when it is called; it is not paused, so that the proof may ask it to score.
+        Raises EngineError if that cannot be had or proved: the server's weights are then unknown, and it is not asked
+        for completions until a later push succeeds.
+        """
+        ...

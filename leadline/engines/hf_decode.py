@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicCache
 from leadline.config import Sampling
 from leadline.engines.hf_cache import RowCache
 from leadline.errors import EngineError
-from leadline.models import is_lora
+from leadline.models import plain_model
 from leadline.objective.logprobs import token_logprobs
 from leadline.objective.sampling import draw, processed_logits
 from leadline.types import Completion, FinishReason, Prompt
@@ -238,7 +238,7 @@ class _Forward:
 
     def __init__(self, model: Any) -> None:
         # peft: the layers inside it carry the adapter, the wrapper adds nothing.
-        self._model = model.base_model.model if is_lora(model) else model
+        self._model = plain_model(model)
         known = inspect.signature(self._model.forward).parameters
         self._cache_name = "cache" if "cache" in known else "past_key_values"
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in known else {}

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from leadline.config import Decoding, Reward, reward_label
+from leadline.config import Decoding, Reward
 from leadline.errors import DataError
 from leadline.rewards.component import GIVEN, Component, Failure, Outcome, checked_parameters, component
 from leadline.rewards.format_tags import check_decoding
@@ -106,7 +106,7 @@ def build_scorer(rewards: Sequence[Reward], decoding: Decoding | None = None) ->
 
 
 def _component(reward: Reward) -> Component:
-    label = reward_label(reward)
+    label = reward.resolved_label
     function, params = _function(reward, label)
     return component(
         function, label=label, weight=reward.weight, params=params, batched=reward.batched, timeout_s=reward.timeout_s

@@ -24,6 +24,7 @@ from leadline.models import Loaded, load_model, merged_weights
 from leadline.objective.logprobs import token_logprobs
 from leadline.objective.sampling import processed_logits
 from leadline.types import Completion, FinishReason, Prompt
+from tests.engines.served_model import ServedModel
 
 NO_EOS: frozenset[int] = frozenset()
 """Nothing ends a completion but what a test adds."""
@@ -45,6 +46,7 @@ ENGINES = {
     "hf": Kind(hf(), 1e-4),
     "hf_copy": Kind(hf(own_copy=True), 1e-4),
     "hf_bfloat16": Kind(hf(dtype="bfloat16"), 0.06, torch.bfloat16),
+    "vllm_http": Kind(ServedModel, 1e-4),
 }
 SCRIPTED = Kind(lambda loaded: ScriptedEngine(echo_script(260, loaded.eos_ids, 64), delay=lambda prompt: 0.05), 0.0)
 

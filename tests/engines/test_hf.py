@@ -298,6 +298,14 @@ def test_the_policy_keeps_its_mode_and_its_gradients() -> None:
     loaded.model(input_ids=torch.tensor([[5, 6]])).logits.sum().backward()
 
 
+def test_a_policy_in_training_mode_is_sampled_without_dropout() -> None:
+    shape = GPT2Config(vocab_size=260, n_positions=128, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.5)
+    torch.manual_seed(0)
+    loaded = replace(tiny(), model=AutoModelForCausalLM.from_config(shape).train())
+    [[completion]] = generate(make(loaded), Sampling(max_tokens=8), PROMPTS[:1], 1)
+    assert_exact(loaded.model.eval(), PROMPTS[0], completion)
+
+
 @pytest.mark.parametrize("own_copy", [False, True])
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_a_lora_policy_is_sampled_with_its_adapter(own_copy: bool, gradient_checkpointing: bool) -> None:

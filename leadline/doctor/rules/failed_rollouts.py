@@ -1,46 +1,42 @@
-from leadline.doctor.rule import Evidence, Rule, percent, when
-from leadline.doctor.run_log import RunLog, above
+from leadline.doctor.rule import Evidence, Rule
+from leadline.doctor.run_log import RunLog
+from leadline.doctor.view import View
 
 
 class FailedRollouts(Rule):
-    """Rollouts fail: their reward raises or times out, or the engine aborts them.
+    """Many rollouts failed and left their groups.
 
     ## Symptom
-    `rollout/failed_fraction` is above 0.05. Groups are smaller than `rollout.group_size`, and what was sampled is lost.
+    `rollout/failed_fraction` is above 5 %, or the share of aborted completions or failed tool calls is.
 
     ## Cause
-    The reward raises on completions it did not expect, needs longer than its `timeout_s`, or returns something that is
-    not a finite number; or the engine gave up a completion. Completions that fail are rarely a random draw: the policy
-    is trained on the rest, which biases it.
+    The reward raised or ran out of time, the engine aborted a request, or a tool server is down. What remains of a
+    group is a biased sample: slow and long completions are the ones that go missing.
 
     ## Fix
-    Read the `error` column of `rollouts/*.parquet`: it holds what was raised. Mend the reward for those completions
-    (return 0 or None for what it cannot judge), or raise `timeout_s` of that reward.
+    Read the `error` of the failed rollouts and mend the reward, the engine or the tool; raise `rewards.timeout_s` if
+    the reward is only slow.
 
     ## References
-    The limit of 0.05 is leadline's choice: one failure in twenty is no longer an accident.
+    AReaL issue 548 (slow rewards become 0), verl issue 5635 (a verifier's exception swallowed). 5 % is leadline's choice.
     """
 
     id = "LL102"
     name = "failed-rollouts"
     severity = "warning"
-    needs = ("rollout/failed_fraction",)
-    sick = (
-        RunLog.from_columns({"rollout/failed_fraction": [0.0, 0.125, 0.0]}),
-        RunLog.from_columns({"rollout/failed_fraction": [1.0]}),
-    )
-    healthy = (RunLog.from_columns({"rollout/failed_fraction": [0.0, 0.05, 0.0]}),)
+    needs = (("rollout/failed_fraction", "rollout/aborted_fraction", "rollout/tool_failure_fraction"),)
+    sick = (RunLog.from_columns({"rollout/failed_fraction": [0.0, 0.2, 0.0]}),)
+    healthy = (RunLog.from_columns({"rollout/failed_fraction": [0.0, 0.01, 0.05]}),)
     limit = 0.05
 
-    def examine(self, run: RunLog) -> list[Evidence]:
-        name = "rollout/failed_fraction"
-        return [
-            Evidence(
-                name,
-                streak.last,
-                streak.value,
-                self.limit,
-                f"{percent(streak.value)} of the rollouts failed {when(streak)}; {percent(self.limit)} is the limit.",
-            )
-            for streak in run.streaks(name, above(self.limit), 1)
-        ]
+    def examine(self, run: View) -> list[Evidence]:
+        found = []
+        for name, what in (
+            ("rollout/failed_fraction", "rollouts failed"),
+            ("rollout/aborted_fraction", "completions were aborted"),
+        ):
+            note = f"{{percent}} of the {what} {{when}}; more than 5 % biases what is left of the groups."
+            found += run.events(name, lambda v: v > self.limit, self.limit, note)
+        note = "{percent} of the tool calls failed {when}."
+        found += run.lasting("rollout/tool_failure_fraction", lambda v: v > 0.3, 0.3, note, strength="weak")
+        return sorted(found, key=lambda item: item.step)

@@ -1,5 +1,13 @@
-from leadline.doctor.rule import Evidence, Rule, when
-from leadline.doctor.run_log import RunLog, above
+from leadline.doctor.rule import Evidence, Rule
+from leadline.doctor.run_log import RunLog
+from leadline.doctor.series import above
+from leadline.doctor.setup import (
+    is_async,
+)
+from leadline.doctor.signals import (
+    CLIP,
+)
+from leadline.doctor.view import View
 
 
 class FirstUpdateIdentityBroken(Rule):
@@ -8,7 +16,7 @@ class FirstUpdateIdentityBroken(Rule):
     ## Symptom
     At the first optimizer step of a step, where old logprobs and logprobs come from the same weights, the policy ratio
     is not 1 (`policy/first_ratio_error`), the KL is not 0 (`policy/first_kl_old`) or tokens are clipped
-    (`policy/first_clip_fraction`).
+    (`policy/first_clip_fraction`). In a log without these: a clip fraction above 0 with one update per batch.
 
     ## Cause
     The two passes do not compute the same thing: dropout is on, tokens or masks are laid out differently, the
@@ -17,8 +25,7 @@ class FirstUpdateIdentityBroken(Rule):
 
     ## Fix
     Turn off dropout in the model's config, and compute old logprobs with the same code, batch layout, temperature and
-    adapter as the update. To see where they part, compare the two logprobs of one completion token by token in
-    `blackbox/`.
+    adapter as the update. To see where they part, compare the two logprobs of one completion token by token.
 
     ## References
     An identity: the same weights give the same logprobs. slime's CI demands a KL below 1e-8, miles' below 1e-9 and a
@@ -29,12 +36,15 @@ class FirstUpdateIdentityBroken(Rule):
     id = "LL401"
     name = "first-update-identity-broken"
     severity = "error"
-    needs = ("policy/first_ratio_error",)
+    needs = (("policy/first_ratio_error", "policy/clip_fraction"),)
     sick = (
         RunLog.from_columns({"policy/first_ratio_error": [0.0, 0.02]}),
         RunLog.from_columns({"policy/first_ratio_error": [0.0], "policy/first_kl_old": [1e-6]}),
         RunLog.from_columns({"policy/first_ratio_error": [0.0], "policy/first_clip_fraction": [0.01]}),
         RunLog.from_columns({"policy/first_ratio_error": [0.8]}, config={"model": {"dtype": "bfloat16"}}),
+        RunLog.from_columns(
+            {"policy/clip_fraction": [0.3] * 3}, config={"optimizer": {"epochs_per_batch": 1, "minibatches": 1}}
+        ),
     )
     healthy = (
         RunLog.from_columns(
@@ -42,6 +52,9 @@ class FirstUpdateIdentityBroken(Rule):
         ),
         RunLog.from_columns(
             {"policy/first_ratio_error": [0.06], "policy/first_kl_old": [2e-4]}, config={"model": {"dtype": "bfloat16"}}
+        ),
+        RunLog.from_columns(
+            {"policy/clip_fraction": [0.3] * 3}, config={"optimizer": {"epochs_per_batch": 4, "minibatches": 1}}
         ),
     )
     limits = (("policy/first_ratio_error", 1e-4), ("policy/first_kl_old", 1e-8), ("policy/first_clip_fraction", 0.0))
@@ -51,17 +64,15 @@ class FirstUpdateIdentityBroken(Rule):
         ("policy/first_clip_fraction", 1e-3),
     )
 
-    def examine(self, run: RunLog) -> list[Evidence]:
+    def examine(self, run: View) -> list[Evidence]:
         half = run.setting("model.dtype") in ("bfloat16", "float16")
-        found = [
-            Evidence(
-                name,
-                streak.last,
-                streak.value,
-                limit,
-                f"{name} was {streak.value:.3g} {when(streak)}; before the first update it is 0 up to {limit:g}.",
-            )
-            for name, limit in (self.half_limits if half else self.limits)
-            for streak in run.streaks(name, above(limit), 1)
-        ]
+        found = []
+        for name, limit in self.half_limits if half else self.limits:
+            note = f"{name} was {{value}} {{when}}; before the first update it is 0 up to {limit:g}."
+            found += run.events(name, above(limit), limit, note)
+        epochs, parts = run.number("optimizer.epochs_per_batch"), run.number("optimizer.minibatches")
+        clip = run.first_of(*CLIP)
+        if epochs == 1 and parts == 1 and not run.has("policy/first_clip_fraction") and not is_async(run):
+            note = "{percent} of the tokens were clipped {when}, with one update per batch, where nothing can be."
+            found += run.lasting(clip, lambda v: v > 0.01, 0.01, note)
         return sorted(found, key=lambda item: item.step)

@@ -1,34 +1,48 @@
 import math
+from collections.abc import Sequence
 
+import numpy as np
+
+from leadline.doctor import rollouts
 from leadline.doctor.rule import Evidence, Rule
 from leadline.doctor.run_log import RunLog
+from leadline.doctor.signals import (
+    GRAD,
+)
+from leadline.doctor.view import View
 
 
 class NanPoisonedWeights(Rule):
     """A loss or gradient was not finite.
 
     ## Symptom
-    `optimizer/grad_norm` is NaN or infinite, or `optimizer/discarded_steps` is above 0. In a trainer without a guard
-    the weights are NaN from then on and completions become one repeated token.
+    The gradient norm (and KL) is NaN or infinite; a trainer that goes on has poisoned its weights: from then on the reward
+    is at its minimum and every completion is one repeated token. The logged loss may still read 0.0.
 
     ## Cause
-    Overflow in float16, an exploding ratio or KL on a token that one side finds impossible, a reward that is not a
-    finite number, a division by a tiny std, or a bug in a custom loss. leadline discards such a step before the
-    optimizer runs: the weights are as they were.
+    Overflow in half precision, a ratio or KL that exploded, a NaN reward or logprob, or a division by 0 tokens. Some trainers
+    replace a NaN loss by the running mean before they log it, so the curve stays clean. leadline discards such a step before
+    it reaches the weights.
 
     ## Fix
-    One discarded step in a long run does no harm. If it happens again, look at the rollouts that were kept in
-    `blackbox/` for that step; train in bfloat16 or float32 rather than float16, and lower `optimizer.learning_rate`
-    or `objective.importance_high` if ratio or KL rose just before.
+    {advice} Look at what rose just before: KL or ratio (lower `optimizer.learning_rate` or `objective.importance_high`), an
+    advantage or reward, or nothing (precision: train in bfloat16 or float32).
 
     ## References
-    modelscope/ms-swift issues 3136 and 3930, unslothai/unsloth-zoo pull 600. Not a threshold: a number is finite or not.
+    modelscope/ms-swift issues 3136 and 3930, unslothai/unsloth-zoo pull 600, PrimeIntellect-ai/prime-rl issue 2084; measured on TRL 1.16 (loss 0.0,
+    all weights NaN). Not a threshold: a number is finite or not.
     """
 
     id = "LL402"
     name = "nan-poisoned-weights"
     severity = "error"
-    needs = ("optimizer/grad_norm",)
+    needs = (GRAD,)
+    explains = (
+        "no-update-grad-and-kl-exactly-zero",
+        "reward-parse-mismatch",
+        "zero-reward-variance-within-group",
+        "truncation-rate-high-unresolved",
+    )
     sick = (
         RunLog.from_columns({"optimizer/grad_norm": [0.4, math.nan, 0.5], "optimizer/discarded_steps": [0, 1, 0]}),
         RunLog.from_columns({"optimizer/grad_norm": [0.4, math.inf]}),
@@ -40,23 +54,41 @@ class NanPoisonedWeights(Rule):
         RunLog.from_columns({"optimizer/grad_norm": [0.4, math.nan], "optimizer/discarded_steps": [0, 0]}),
     )
 
-    def examine(self, run: RunLog) -> list[Evidence]:
-        discarded = dict(run.series("optimizer/discarded_steps"))
-        found = [
-            Evidence(
-                "optimizer/discarded_steps",
-                step,
-                count,
-                0.0,
-                f"{count:.0f} optimizer step{'s' if count > 1 else ''} of step {step} had a loss or gradient that is "
-                "not finite, and did not touch the weights.",
-            )
-            for step, count in discarded.items()
-            if count > 0
-        ]
-        found += [
-            Evidence("optimizer/grad_norm", step, value, math.inf, f"The gradient norm was {value} at step {step}.")
-            for step, value in run.series("optimizer/grad_norm")
-            if not math.isfinite(value) and step not in discarded
-        ]
+    def examine(self, run: View) -> list[Evidence]:
+        discarded = run["optimizer/discarded_steps"]
+        found = []
+        bad = discarded.where(discarded.values > 0).tail(100)
+        for step, count in zip(bad.steps.tolist(), bad.values.tolist(), strict=True):
+            plural = "s" if count > 1 else ""
+            note = f"{count:.0f} optimizer step{plural} of step {step} had a loss or gradient that is not finite"
+            note += ", and did not touch the weights."
+            found.append(Evidence("optimizer/discarded_steps", step, count, 0.0, note))
+        grad = run.first_of(*GRAD)
+        grad = grad.where(~np.isin(grad.steps, discarded.steps))
+        for item in run.events(
+            grad, lambda v: ~np.isfinite(v), math.inf, "The gradient norm was {value} {when}.", "proof"
+        ):
+            found.append(item)
+        loss = run["loss"]
+        hidden = loss.where(np.isin(loss.steps, grad.steps[~np.isfinite(grad.values)]) & np.isfinite(loss.values))
+        if len(hidden) and found:
+            note = "The logged loss reads {value} there: a NaN loss was replaced before logging."
+            found.append(run.fact(hidden, hidden.last, 0.0, note))
         return sorted(found, key=lambda item: item.step)
+
+    def measure(self, run: View) -> list[Evidence]:
+        note = "{percent} of {count} dumped completions are one character over and over."
+        return rollouts.share(run, rollouts.one_character, 0.8, note)
+
+    def forbids(self, run: View) -> list[Evidence]:
+        grad = run.first_of(*GRAD)
+        if len(grad) and np.isfinite(grad.values).all() and not run["optimizer/discarded_steps"].high > 0:
+            return [run.fact(grad, grad.last, math.inf, f"All {len(grad)} gradient norms are finite (last {{value}}).")]
+        return []
+
+    def fix(self, run: View, evidence: Sequence[Evidence]) -> str:
+        first = min(item.onset for item in evidence)
+        advice = f"Go back to a checkpoint from before step {first}: later weights are lost."
+        if run.has("optimizer/discarded_steps"):
+            advice = "The weights are intact; one discarded step in a long run does no harm, and the rollouts are in `blackbox/`."
+        return super().fix(run, evidence).format(advice=advice)

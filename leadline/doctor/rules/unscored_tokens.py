@@ -1,5 +1,6 @@
-from leadline.doctor.rule import Evidence, Rule, when
-from leadline.doctor.run_log import RunLog, above
+from leadline.doctor.rule import Evidence, Rule
+from leadline.doctor.run_log import RunLog
+from leadline.doctor.view import View
 
 
 class UnscoredTokens(Rule):
@@ -17,26 +18,22 @@ class UnscoredTokens(Rule):
     such tokens the weight 1, "drop" leaves them out, "refuse" stops the run.
 
     ## References
-    A missing logprob that is read as 0.0 claims probability one and corrupts each ratio it enters; leadline keeps it
-    NaN and counts it. Every engine can score every token it samples, so any share above 0 is a defect.
+    A missing logprob that is read as 0.0 claims probability one and corrupts each ratio it enters (verifiers pull 2078,
+    ART issue 467); leadline keeps it NaN and counts it. Every engine can score what it samples: any share above 0 is a defect.
     """
 
     id = "LL202"
     name = "unscored-tokens"
     severity = "warning"
-    needs = ("rollout/unscored_fraction",)
-    sick = (RunLog.from_columns({"rollout/unscored_fraction": [0.0, 0.001, 0.0]}),)
+    needs = (("rollout/unscored_fraction", "importance/scored_fraction"),)
+    sick = (
+        RunLog.from_columns({"rollout/unscored_fraction": [0.0, 0.001, 0.0]}),
+        RunLog.from_columns({"importance/scored_fraction": [0.9, 0.9]}),
+    )
     healthy = (RunLog.from_columns({"rollout/unscored_fraction": [0.0, 0.0]}),)
 
-    def examine(self, run: RunLog) -> list[Evidence]:
-        name = "rollout/unscored_fraction"
-        return [
-            Evidence(
-                name,
-                streak.last,
-                streak.value,
-                0.0,
-                f"{100 * streak.value:.2g} % of the sampled tokens have no rollout logprob {when(streak)}.",
-            )
-            for streak in run.streaks(name, above(0), 1)
-        ]
+    def examine(self, run: View) -> list[Evidence]:
+        note = "{percent} of the sampled tokens have no rollout logprob {when}."
+        found = run.events("rollout/unscored_fraction", lambda v: v > 0, 0.0, note)
+        note = "Only {percent} of the sampled tokens have a rollout logprob {when}."
+        return found + run.events("importance/scored_fraction", lambda v: v < 0.999, 1.0, note)

@@ -1,0 +1,38 @@
+import re
+
+from leadline.doctor import rollouts
+from leadline.doctor.rule import Evidence, Rule
+from leadline.doctor.run_log import RunLog
+from leadline.doctor.view import View
+
+
+class PaddingInScoredText(Rule):
+    """The text that the reward scores holds padding or end tokens.
+
+    ## Symptom
+    Rewards are systematically lower than a spot check would give; dumped completions show runs of `<pad>` or
+    `<|endoftext|>`.
+
+    ## Cause
+    Padding is not stripped before the text is decoded for the reward, or only part of it is.
+
+    ## Fix
+    Cut each completion at its first end token, by position and not by id, before decoding.
+
+    ## References
+    Seed catalogue, "padding token contamination". More than a tenth of the dumped completions: leadline's choice. Only a dump of
+    completions shows it: no metric does.
+    """
+
+    id = "LL217"
+    name = "padding-in-scored-text"
+    severity = "error"
+    explains = ("reward-parse-mismatch",)
+    confirm = "Print a completion as the reward receives it."
+    sick = (RunLog([{"step": 1}], samples=[{"step": 1, "prompt": "p", "completion": "42<pad><pad><pad>"}] * 16),)
+    healthy = (RunLog([{"step": 1}], samples=[{"step": 1, "prompt": "p", "completion": "42<|im_end|>"}] * 16),)
+    padding = re.compile(r"(<pad>|\[PAD\]|<\|pad\|>|<\|finetune_right_pad_id\|>)|(<\|endoftext\|>\s*){2}|(</s>\s*){2}")
+
+    def examine(self, run: View) -> list[Evidence]:
+        note = "{percent} of {count} dumped completions hold padding."
+        return rollouts.share(run, lambda text: self.padding.search(text) is not None, 0.1, note)
