@@ -227,6 +227,8 @@ def test_groups_without_signal_are_replaced_by_further_ones_and_are_out_of_the_l
 
 
 def test_a_refill_draws_no_more_groups_than_it_may_and_keeps_the_groups_it_could_not_replace() -> None:
+    (step,) = run(config(steps=1, refill=1), ScriptedEngine(barren(1, 2)))
+    assert [group.prompt.index for group in step.groups] == [0, 1, 2, 3]
     (step,) = run(config(steps=1, refill=2), ScriptedEngine(barren(1, 2, 3)))
     assert [group.prompt.index for group in step.groups] == [0, 1, 2, 3, 4]
     owners = step.batch.group_of_completion[step.batch.completion_of_token]
@@ -298,7 +300,7 @@ def test_a_defect_comes_out_as_itself_too() -> None:
 
 def test_an_error_of_a_group_to_come_waits_for_the_update_and_the_record_that_are_under_way() -> None:
     """A checkpoint after the error must not meet half-trained weights, nor a half-written file."""
-    script = {index: lengths(Prompt(index, "", ()), 4) for index in range(5)}
+    script = {index: lengths(Prompt(index, "", ()), 4) for index in range(9)}
     done: list[str] = []
 
     class Slow(CountingPolicy):
@@ -307,20 +309,31 @@ def test_an_error_of_a_group_to_come_waits_for_the_update_and_the_record_that_ar
             done.append("update")
             return result
 
+    class Failing(ScriptedEngine):
+        async def generate(self, prompt: Prompt, *args: Any) -> list[Completion]:
+            if prompt.index == first:
+                await asyncio.sleep(0.05)
+                raise EngineError("gone")
+            return await super().generate(prompt, *args)
+
     async def record(step: Step) -> None:
+        await asyncio.sleep(0.1)
         done.append("record")
 
-    engine = ScriptedEngine(script, delay=lambda prompt: 0.01 * (prompt.index >= 3))  # 3 and 4 end in the update
-    generate = engine.generate
+    async def main(policy: CountingPolicy) -> list[str]:
+        engine = Failing(script)
+        part = roller(config(), engine)
+        with pytest.raises(EngineError, match="gone"):
+            await loop.train(
+                config(max_staleness=1), policy=policy, engine=engine, roller=part, prompts=stream(), record=record
+            )
+        return list(done)  # as it is when the error comes out
 
-    async def late(prompt: Prompt, *args: Any) -> list[Completion]:
-        await asyncio.sleep(0.02 * (prompt.index == 5))
-        return await generate(prompt, *args)
-
-    engine.generate = late  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="prompt 5"):
-        run(config(max_staleness=1), engine, policy=Slow(0.1), record=record)
-    assert done == ["update"]
+    first = 4
+    assert asyncio.run(main(Slow(0.1))) == ["update"]
+    done.clear()
+    first = 5
+    assert asyncio.run(main(Slow(0.0))) == ["update", "record"]
 
 
 def test_step_after_step_without_a_signal_stops_the_run() -> None:

@@ -106,3 +106,14 @@ def is_tiny(run: View) -> bool:
 def replays_sampling(run: View) -> bool:
     """The trainer applies the same temperature and filters as the engine, in the same program: leadline's own engines."""
     return run.framework == "leadline" and run.setting("engine.kind") in (None, "hf", "scripted")
+
+
+def learning_rate(run: View) -> float:
+    """The highest rate that was set or logged; NaN if neither is known."""
+    logged, configured = run["optimizer/learning_rate"].finite.high, run.number("optimizer.learning_rate")
+    return max((rate for rate in (logged, configured) if rate == rate), default=float("nan"))
+
+
+def rate_bound(run: View) -> float:
+    """The rate from which supervised fine-tuning begins: 1e-5 for all weights, 1e-4 for LoRA (which may be used)."""
+    return 1.01e-4 if uses_lora(run) else 1e-5

@@ -216,9 +216,10 @@ class Pool:
 
     def out_of_patience(self, what: str) -> EngineError:
         troubles = "; ".join(f"{link.url}: {link.trouble}" for link in self.links)
+        log = f" Its output is in {self._server.log}." if self._server is not None else ""
         return EngineError(
             f"engine.patience_s is {self._settings.patience_s:g}, but for longer than that {what} ({troubles}). Nothing "
-            "can be sampled. Start the servers again and resume the run, or raise engine.patience_s."
+            f"can be sampled.{log} Start the servers again and resume the run, or raise engine.patience_s."
         )
 
     # Weights ---------------------------------------------------------------------------------------------------------

@@ -195,3 +195,21 @@ def test_a_hundred_thousand_steps_take_about_a_second() -> None:
     assert time.process_time() - before < 2.5
     assert report.findings and not any(item.broke for item in report.not_checked)
     assert len(RULES) > 90
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_check_breaks_on_any_numbers_or_settings(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pool = [0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300, -1e300, 1e-300, 0.5, 100.0]
+    names_ = [q.name for q in (*QUANTITIES, *FOREIGN) if q.name == q.name.lower() and q.name != "step"]
+    chosen = rng.choice(names_, size=40, replace=False)
+    rows = [
+        {"step": i + 1, **{str(name): float(rng.choice(pool)) for name in chosen if rng.random() < 0.9}}
+        for i in range(int(rng.choice([1, 3, 8, 40])))
+    ]
+    odd = [0, 1, -1, None, "words", "1|2", True, 1e-6, [1, 2], {"a": 1}, math.nan]
+    settings = ("objective.beta", "optimizer.learning_rate", "sampling.max_tokens", "sampling.top_p", "rollout.group_size",
+                "model.lora_rank", "objective.clip_low", "raw.dropout", "raw.min_length", "optimizer.max_grad_norm")  # fmt: skip
+    config = {name: odd[int(rng.integers(len(odd)))] for name in settings}
+    report = diagnose(RunLog(rows, config, framework=str(rng.choice(["trl", "verl", "leadline"]))))
+    assert [(item.name, item.broke) for item in report.not_checked if item.broke] == []

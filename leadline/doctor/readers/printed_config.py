@@ -14,7 +14,6 @@ MAX_SETTINGS = 20_000
 _NAMESPACE = re.compile(r"(?:Namespace|TrainingArguments|(?<!\w)\w{0,60}Config|Args|Arguments)\(")
 _FIELD = re.compile(r"""(?<!\w)(\w{1,100})\s*=\s*('[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|<[^>]*>|[^,()\s]+)""")
 _DOTTED = re.compile(r"^\s*(\w[\w-]*) \.{2,} (.+?)\s*$")
-_ASSIGNED = re.compile(r"([A-Za-z_][\w.]*)\s*[=:]\s*\{\s*$|([A-Za-z_][\w.]*)\s*=\s*\{")
 
 _OPTIONS = frozenset(
     name.lstrip("-").replace("-", "_")

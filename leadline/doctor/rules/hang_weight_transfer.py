@@ -54,3 +54,14 @@ class HangWeightTransfer(Rule):
                     )
                 )
         return found
+
+    def lint(self, run: View) -> list[Evidence]:
+        said = run.says(r"(hang|stuck|stall|deadlock|never return)\w*.*(sync|transfer|broadcast|weight|nccl|refit)")
+        said = said or run.says(
+            r"(sync|transfer|broadcast|weight|nccl|refit).*(hang|stuck|stall|deadlock|never return)"
+        )
+        return (
+            [Evidence("weight transfer", 0, 1.0, 0.0, f"The transfer is said to hang ({said}).", "weak")]
+            if said
+            else []
+        )

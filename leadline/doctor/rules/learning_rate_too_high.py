@@ -6,6 +6,8 @@ from leadline.doctor.run_log import RunLog
 from leadline.doctor.series import Series
 from leadline.doctor.setup import (
     is_tiny,
+    learning_rate,
+    rate_bound,
     uses_lora,
 )
 from leadline.doctor.signals import (
@@ -65,14 +67,14 @@ class LearningRateTooHigh(Rule):
         kl = run.first_of("kl/k3", "kl/reference", "kl/k2").finite
         found = []
         early = kl.where((kl.steps <= self.first_steps) & (kl.values > self.limit))
-        rate = self._rate(run)
+        rate = learning_rate(run)
         if len(early) and kl.first < 0.1:
             said = "" if np.isnan(rate) else f" at a learning rate of {number(rate)}"
             note = f"The KL to the reference reached {{value}} at step {int(early.steps[0])}{said}; {{limit}} is too much so early."
             found.append(run.fact(early, float(early.values[0]), self.limit, note, since=int(early.steps[0])))
         elif (
             len(kl) >= 3
-            and rate >= self._bound(run)
+            and rate >= rate_bound(run)
             and kl.first < 0.1
             and kl.head(20).high > 0.1
             and kl.head(20).high > 10 * kl.first
@@ -81,9 +83,9 @@ class LearningRateTooHigh(Rule):
                 f"The KL rose from {number(kl.first)} to {{value}} within its first rows at a rate of {number(rate)}."
             )
             found.append(run.fact(kl, kl.head(20).high, 0.1, note, since=int(kl.steps[0])))
-        if rate >= self._bound(run) and not found:
+        if rate >= rate_bound(run) and not found:
             found += self._slow_harm(run, kl, rate)
-        if rate >= self._bound(run):
+        if rate >= rate_bound(run):
             found += probe.falls(run, r"acc|score|eval|pass|reward", 0.3)
         return found
 
@@ -101,7 +103,7 @@ class LearningRateTooHigh(Rule):
         return found
 
     def lint(self, run: View) -> list[Evidence]:
-        rate, bound = self._rate(run), self._bound(run)
+        rate, bound = learning_rate(run), rate_bound(run)
         if not rate >= bound:
             return []
         kl, reward = run.first_of(*KL).finite, run["reward/mean"].finite
@@ -114,18 +116,9 @@ class LearningRateTooHigh(Rule):
         return [Evidence("optimizer.learning_rate", 0, rate, bound, note, strength)]
 
     def forbids(self, run: View) -> list[Evidence]:
-        kl, rate = run.first_of(*KL).finite, self._rate(run)
-        if len(kl) >= TREND and kl.high < 0.05 and not rate >= self._bound(run):
+        kl, rate = run.first_of(*KL).finite, learning_rate(run)
+        if len(kl) >= TREND and kl.high < 0.05 and not rate >= rate_bound(run):
             return [run.fact(kl, kl.high, self.limit, "The KL never exceeds {value}: the policy moves slowly.")]
         if rate == 0:
             return [Evidence("optimizer.learning_rate", 0, 0.0, 0.0, "The learning rate is 0.")]
         return []
-
-    @staticmethod
-    def _rate(run: View) -> float:
-        logged, configured = run["optimizer/learning_rate"].finite.high, run.number("optimizer.learning_rate")
-        return configured if np.isnan(logged) else logged if np.isnan(configured) else max(logged, configured)
-
-    @staticmethod
-    def _bound(run: View) -> float:
-        return 1e-4 * 1.01 if uses_lora(run) else 1e-5

@@ -48,6 +48,10 @@ class ReferenceModelMismatch(Rule):
         note = f"The KL to the reference is {{value}} at step {int(kl.steps[0])} already, before the policy could move."
         return [run.fact(kl, kl.first, 0.0, note, kind, int(kl.steps[0]))]
 
+    def lint(self, run: View) -> list[Evidence]:
+        said = run.says(r"ref\w*.*(without|lacks|not).*(adapter|sft)|ref\w*\W*= .*(different|other|wrong|raw base)")
+        return [Evidence("reference", 0, 1.0, 0.0, f"The reference is another model ({said}).", "weak")] if said else []
+
     def forbids(self, run: View) -> list[Evidence]:
         kl = run.first_of(*KL).finite
         if len(kl) and abs(kl.first) < 0.01:

@@ -51,7 +51,8 @@ class RewardHackingNontermination(Rule):
 
     def examine(self, run: View) -> list[Evidence]:
         cut, reward = run["rollout/truncated_fraction"].finite, run["reward/mean"].finite
-        if len(cut) < 6 or cut.late < 0.8 or not cut.rises(0.3) or not reward_rises(run):
+        few = 2 <= len(cut) < 6 and len(reward) >= 2 and reward.last > reward.first
+        if cut.late < 0.8 or not cut.rises(0.3) or not (few or (len(cut) >= 6 and reward_rises(run))):
             return []
         return [
             run.fact(cut, cut.late, 0.8, f"The truncated share rose from {number(cut.early)} to {{value}}."),

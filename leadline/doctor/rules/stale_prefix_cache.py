@@ -65,6 +65,11 @@ class StalePrefixCache(Rule):
                 )
         return found
 
+    def measure(self, run: View) -> list[Evidence]:
+        if run.says(r"(prefix|kv).?cach\w*\W*= (true|1|on)|enable_prefix_caching") is None:
+            return []
+        return probe.grows(run, r"mismatch|\bkl\b|log ?prob|logp", 3, "weak")
+
     def lint(self, run: View) -> list[Evidence]:
         cached = run.says(r"(prefix|kv).?cach\w*\W*= (true|1)|enable_prefix_caching")
         flying = run.says(r"in.?flight\w*\W*= (true|1)|partial_rollout\w*\W*= (true|1)")

@@ -57,7 +57,7 @@ class UpdatesSkipped(Rule):
         RunLog.from_columns({"optimizer/update_successful": [1.0] * 4}),
     )
 
-    skippers = ("verl", "areal", "skyrl", "roll", "prime_rl")
+    skippers = ("verl", "areal", "skyrl", "roll")
     """Frameworks that leave a step out and go on. Others take it, and healthy curves then only lag behind."""
 
     def examine(self, run: View) -> list[Evidence]:
