@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo test check fix bench docs clean
+.PHONY: setup vllm demo demo-vllm test test-vllm check fix bench drills docs clean
 
 setup: $(READY)
 
@@ -29,12 +29,28 @@ check: $(READY)  ## formatting, lint, types, layout
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_layout.py
 
+$(VENV)/.vllm: $(READY) requirements-vllm.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt
+	touch $@
+
+vllm: $(VENV)/.vllm  ## add a real vLLM for CPUs to the environment
+
+demo-vllm: $(VENV)/.vllm  ## the demo, sampled by a vLLM server that the run starts, one step ahead of the training
+	rm -rf runs/demo-vllm
+	$(BIN)/leadline train recipes/demo-vllm.toml
+
+test-vllm: $(VENV)/.vllm  ## the tests that need a real vLLM
+	OMP_NUM_THREADS=1 LEADLINE_REQUIRE_VLLM=1 $(BIN)/python -m pytest -m vllm
+
 fix: $(READY)  ## format and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 bench: $(READY)  ## time the parts of a step, packed against one by one
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/update.py
+
+drills: $(READY)  ## break the trainer in every way that can be induced, and see what the doctor says
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.drills.matrix
 
 docs: $(READY)  ## generate docs/config.md and docs/rules/
 	$(BIN)/python -m leadline.settings_help > docs/config.md

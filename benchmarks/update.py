@@ -24,13 +24,15 @@ REPETITIONS = 3
 
 
 def main(name: str) -> None:
-    config = parse_config({
-        "model": {"name": name},
-        "data": {"source": "unused.jsonl"},
-        "rewards": [{"name": "length"}],
-        "objective": {"importance_action": "off"},
-        "optimizer": {"learning_rate": 1e-9, "tokens_per_micro": 4096},
-    })
+    config = parse_config(
+        {
+            "model": {"name": name},
+            "data": {"source": "unused.jsonl"},
+            "rewards": [{"name": "length"}],
+            "objective": {"importance_action": "off"},
+            "optimizer": {"learning_rate": 1e-9, "tokens_per_micro": 4096},
+        }
+    )
     policy = Policy(load_model(config.model), config)
     print(f"{'prompt':>6} {'longest':>7} {'group':>5} {'ratio':>6} {'tokens/s':>9}  difference of the loss")
     for prompt, longest, size in SHAPES:
@@ -45,7 +47,9 @@ def main(name: str) -> None:
                 seconds[shared].append(time.process_time() - started)
         fast, slow = (statistics.median(seconds[shared]) for shared in (True, False))
         rate = len(batch.token_ids) / fast
-        print(f"{prompt:6} {longest:7} {size:5} {slow / fast:6.2f} {rate:9.0f}  {abs(losses[True] - losses[False]):.1e}")
+        print(
+            f"{prompt:6} {longest:7} {size:5} {slow / fast:6.2f} {rate:9.0f}  {abs(losses[True] - losses[False]):.1e}"
+        )
 
 
 def random_batch(config: Config, prompt: int, longest: int, size: int, vocab_size: int) -> Batch:

@@ -51,15 +51,17 @@ def main() -> None:
     loaded = load_model(settings("off").model)
     initial = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     cases = sample_cases(loaded)
-    rows = []
-    for case in cases:
+    rows: list[str] = []
+    reached: dict[tuple[int, str], float] = {}
+    for number, case in enumerate(cases):
         for correction in CORRECTIONS:
             loaded.model.load_state_dict(initial)
             config = settings(correction)
             metrics = Policy(loaded, config).update(build_batch(case.groups, config, 0)).metrics
+            reached[number, correction] = metrics["ledger/reached_share"]
             rows.append(row(case, correction, metrics))
             say(rows[-1])
-    print(page(rows))
+    print(page(rows, reading(reached)))
 
 
 def settings(correction: str) -> Config:
@@ -192,7 +194,16 @@ HEADER = (
 )
 
 
-def page(rows: Sequence[str]) -> str:
+def reading(reached: dict[tuple[int, str], float]) -> str:
+    least = min(reached[0, correction] for correction in CORRECTIONS)
+    masked, truncated = reached[3, "sequence_mask"], reached[3, "token_truncate"]
+    return (
+        f"With the right logprobs and weights at least {least:.1%} of the signal reaches the gradient, and no correction is\n"
+        f"needed. With logprobs {OFFSET} nat too low, `sequence_mask` lets {masked:.1%} through, `token_truncate` {truncated:.1%}."
+    )
+
+
+def page(rows: Sequence[str], summary: str) -> str:
     return f"""# When the loss is zero
 
 Made by `python benchmarks/zero_loss.py`: SmolLM2-135M, float32, sampled by a real vLLM at temperature {TEMPERATURE};
@@ -201,6 +212,8 @@ lower one (TRL's defaults, where `sequence_mask` is the default). Ratios are pi_
 *shrunk* and *reached* are shares of the step's signal in the ledger; a negative *shrunk* is signal that weights above 1
 added. *Weights moved by* is the norm of the update over that of the weights: Adam scales every gradient to its step
 size, so a policy can move while it learns from almost nothing.
+
+{summary}
 
 {HEADER}
 |{"---|" * (HEADER.count("|") - 1)}

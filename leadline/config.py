@@ -54,7 +54,8 @@ class Model(Section):
     device: str = "auto"
     """`auto` takes the first accelerator that torch sees, else the CPU."""
     attention: str = "sdpa"
-    """Attention implementation of transformers: sdpa, eager, flash_attention_2 ..."""
+    """Attention implementation of transformers. With sdpa and eager a group shares its prompt in training, if the
+    model allows; any other (flash_attention_2 ...) is kept, and sequences are forwarded one by one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a quarter more time."""
     trust_remote_code: bool = False

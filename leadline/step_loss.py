@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leadline.batch import Batch, Minibatch
 from leadline.config import Config, Objective
-from leadline.objective.importance import rollout_weights
+from leadline.objective.importance import RolloutWeights, rollout_weights
 from leadline.objective.kl import kl_divergence
 from leadline.objective.losses import high_entropy_mask, policy_loss, token_shares
 
@@ -118,17 +118,7 @@ def step_loss(
     mask, share = batch.loss_mask[tokens].to(device), shares[tokens].to(device)
     old = scores.logprobs.detach() if before.old_logprobs is None else before.old_logprobs[tokens].to(device)
     trained = high_entropy_mask(scores.entropies.detach(), mask, before.entropy_threshold)  # NaN stays: the guard's
-    weights = rollout_weights(
-        old,
-        batch.rollout_logprobs[tokens].to(device),
-        owner,
-        len(completions),
-        level=objective.importance_level,
-        action=objective.importance_action,
-        low=objective.importance_low,
-        high=objective.importance_high,
-        veto=objective.importance_veto,
-    )
+    weights = _bounded_weights(objective, old, batch.rollout_logprobs[tokens].to(device), owner, len(completions))
     token_loss = policy_loss(
         objective.loss,
         scores.logprobs,
@@ -144,13 +134,7 @@ def step_loss(
     ref = torch.full_like(old, math.nan) if before.ref_logprobs is None else before.ref_logprobs[tokens].to(device)
 
     policy_term = torch.where(trained, share * weights.weights * token_loss.loss, 0.0).sum()
-    kl_term = entropy_term = torch.zeros((), device=device)
-    if objective.beta > 0:
-        kl = kl_divergence(scores.logprobs, ref, objective.kl_estimator)
-        kl_term = objective.beta * torch.where(mask, share * kl, 0.0).sum()
-    if objective.entropy_bonus != 0:
-        entropy_term = -objective.entropy_bonus * torch.where(mask, share * scores.entropies, 0.0).sum()
-
+    kl_term, entropy_term = _regularizers(objective, scores, ref, mask, share)
     record = TokenRecord(
         tokens=tokens,
         logprobs=_kept(scores.logprobs),
@@ -168,6 +152,43 @@ def step_loss(
     )
     terms = Terms(*(float(term.detach()) for term in (policy_term, kl_term, entropy_term)))
     return policy_term + kl_term + entropy_term, terms, record
+
+
+def _bounded_weights(
+    objective: Objective,
+    old_logprobs: Float[Tensor, " token"],
+    rollout_logprobs: Float[Tensor, " token"],
+    owner: Int[Tensor, " token"],
+    completions: int,
+) -> RolloutWeights:
+    return rollout_weights(
+        old_logprobs,
+        rollout_logprobs,
+        owner,
+        completions,
+        level=objective.importance_level,
+        action=objective.importance_action,
+        low=objective.importance_low,
+        high=objective.importance_high,
+        veto=objective.importance_veto,
+    )
+
+
+def _regularizers(
+    objective: Objective,
+    scores: Scores,
+    ref_logprobs: Float[Tensor, " token"],
+    mask: Bool[Tensor, " token"],
+    share: Float[Tensor, " token"],
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The KL term and the entropy term; 0 where the objective has none."""
+    kl_term = entropy_term = torch.zeros((), device=share.device)
+    if objective.beta > 0:
+        kl = kl_divergence(scores.logprobs, ref_logprobs, objective.kl_estimator)
+        kl_term = objective.beta * torch.where(mask, share * kl, 0.0).sum()
+    if objective.entropy_bonus != 0:
+        entropy_term = -objective.entropy_bonus * torch.where(mask, share * scores.entropies, 0.0).sum()
+    return kl_term, entropy_term
 
 
 def _kept(tensor: Tensor) -> Tensor:

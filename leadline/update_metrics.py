@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from leadline.batch import Batch
@@ -62,7 +62,10 @@ def summarize(
     )
     if records:
         first_epoch = [s.record for s in steps[: config.optimizer.minibatches] if s.record is not None]
-        metrics |= _importance_metrics(TokenRecord.concatenate(first_epoch), batch) | _policy_metrics(records, config)
+        record = TokenRecord.concatenate(first_epoch)
+        owner = batch.completion_of_token[record.tokens]
+        metrics |= importance_metrics(record, owner, batch.num_completions)
+        metrics |= policy_metrics(records, config.objective.beta)
     metrics["throughput/trained_tokens_per_s"] = metrics.get("policy/tokens", 0.0) / max(1e-9, sum(timings.values()))
     discarded = any(outcome.discarded for outcome in outcomes)
     return Update(metrics, ledger.fates(), _blackbox(batch, records), discarded)
@@ -160,16 +163,19 @@ def _batch_metrics(batch: Batch) -> Metrics:
     return metrics
 
 
-def _importance_metrics(record: TokenRecord, batch: Batch) -> Metrics:
-    """pi_old / mu of the scored tokens of one epoch, before any truncation or mask, whatever the correction."""
+def importance_metrics(record: TokenRecord, completion_of_token: Int[Tensor, " seen"], num_completions: int) -> Metrics:
+    """pi_old / mu of the scored tokens of one epoch, before any truncation or mask, whatever the correction.
+
+    `completion_of_token` belongs to the tokens of the record.
+    """
     scored = ~record.log_ratio.isnan()
     log_ratio = record.log_ratio[scored].double()
     if not len(log_ratio):
         return {"importance/tokens": 0.0}
     ratio = log_ratio.clamp(-60, 60).exp()
-    owner = batch.completion_of_token[record.tokens][scored]
-    sums = segment_sum(log_ratio, owner, batch.num_completions)
-    sequence = sums[torch.bincount(owner, minlength=batch.num_completions) > 0].clamp(-60, 60).exp()
+    owner = completion_of_token[scored]
+    sums = segment_sum(log_ratio, owner, num_completions)
+    sequence = sums[torch.bincount(owner, minlength=num_completions) > 0].clamp(-60, 60).exp()
     return {
         "importance/tokens": float(len(ratio)),
         "importance/ratio_mean": float(ratio.mean()),
@@ -191,7 +197,7 @@ def _importance_metrics(record: TokenRecord, batch: Batch) -> Metrics:
     }
 
 
-def _policy_metrics(records: Sequence[TokenRecord], config: Config) -> Metrics:
+def policy_metrics(records: Sequence[TokenRecord], beta: float) -> Metrics:
     """pi_theta / pi_old over the trained tokens of all optimizer steps, of the first, where it must be 1, and the last."""
     every, first = TokenRecord.concatenate(records), records[0]
     trained, ratio = every.trained, _policy_ratio(every)
@@ -212,7 +218,7 @@ def _policy_metrics(records: Sequence[TokenRecord], config: Config) -> Metrics:
         }
     if len(first_ratio := _policy_ratio(first)):
         metrics["policy/first_ratio_error"] = float((first_ratio - 1).abs().max())
-    if config.objective.beta > 0:
+    if beta > 0:
         for estimator in ("k1", "k3"):
             kl = kl_divergence(every.logprobs, every.ref_logprobs, estimator)
             metrics[f"kl/{estimator}"] = _mean(kl[trained])

@@ -5,5 +5,5 @@ from collections.abc import Sequence
 
 
 def slow(completion_ids: Sequence[int]) -> float:
-    time.sleep(0.5)
+    time.sleep(1.5)
     return float(len(completion_ids))

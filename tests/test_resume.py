@@ -142,16 +142,16 @@ def test_killed_in_the_middle_of_steps_twice_and_resumed_it_is_the_same_run(
 def test_killed_while_a_checkpoint_is_written_it_goes_on_from_the_one_before(
     recipe: Path, whole: Trial, tmp_path: Path
 ) -> None:
-    trial = Trial(recipe, tmp_path / "run")
-    checkpoints = trial.path / "checkpoints"
-
-    def writing() -> bool:
-        return trial.steps() >= 4 and any(checkpoints.glob(".step_*.partial/**/*"))
-
-    assert trial.kill_when(writing)
-    assert any(checkpoints.glob(".*.partial")), "the kill came while the checkpoint was half written"
+    trial = next(trial for n in range(9) if (trial := killed_while_saving(Trial(recipe, tmp_path / f"run{n}"))))
     trial.run("--resume")
     assert_same(trial, whole)
+
+
+def killed_while_saving(trial: Trial) -> Trial | None:
+    """The trial, killed with a half-written checkpoint; None if the checkpoint was quicker than the kill."""
+    checkpoints = trial.path / "checkpoints"
+    trial.kill_when(lambda: trial.steps() >= 4 and any(checkpoints.glob(".step_*.partial/**/*")))
+    return trial if any(checkpoints.glob(".*.partial")) else None
 
 
 def test_killed_before_there_is_a_checkpoint_it_starts_again_from_the_first_step(
@@ -205,6 +205,6 @@ def test_a_second_ctrl_c_leaves_at_once(recipe: Path, tmp_path: Path) -> None:
     os.kill(process.pid or 0, signal.SIGINT)
     process.join(30)
     assert process.exitcode == 130
-    assert time.perf_counter() - begun < 0.4  # a step takes 0.5 s at least
+    assert time.perf_counter() - begun < 1.2  # a step takes 1.5 s at least
     assert trial.steps() == 1
     assert "Stopped. Continue" not in trial.output.read_text()

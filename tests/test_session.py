@@ -17,6 +17,7 @@ from leadline.config import Config, parse_config
 from leadline.errors import (
     ConfigError,
     DataError,
+    EngineError,
     LeadlineError,
     ModelError,
     NoSignalError,
@@ -315,6 +316,23 @@ def test_a_judge_that_goes_away_stops_the_run_with_a_checkpoint_and_the_run_can_
     monkeypatch.setitem(served, "limit", math.inf)
     run(opened(settings, path, resume=True))
     assert steps(path) == [1, 2, 3, 4]
+
+
+def test_weights_that_were_trained_but_never_recorded_are_not_saved(tmp_path: Path) -> None:
+    """Their checkpoint would carry the prompts' position of the step before, and no row in the metrics."""
+    path = tmp_path / "run"
+    session = opened(config(run={"checkpoint_every": 0}), path)
+    load = session.engine.load_weights
+
+    async def refused(weights: Any, version: int) -> None:
+        if version == 2:
+            raise EngineError("no server answers")
+        await load(weights, version)
+
+    session.engine.load_weights = refused  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="no server answers"):
+        run(session)
+    assert (steps(path), checkpoints(path)) == ([1], [])
 
 
 def test_a_run_without_any_signal_stops_and_names_the_rewards(tmp_path: Path) -> None:

@@ -298,42 +298,47 @@ def test_a_defect_comes_out_as_itself_too() -> None:
         run(config(), ScriptedEngine(lengths), policy=policy)
 
 
-def test_an_error_of_a_group_to_come_waits_for_the_update_and_the_record_that_are_under_way() -> None:
+@pytest.mark.parametrize(
+    ("stage", "seen"),
+    [("update begins", ["update begins", "update ends"]), ("record begins", ["record begins", "record ends"])],
+)
+def test_an_error_of_a_group_to_come_waits_for_the_update_or_the_record_that_is_under_way(
+    stage: str, seen: list[str]
+) -> None:
     """A checkpoint after the error must not meet half-trained weights, nor a half-written file."""
-    script = {index: lengths(Prompt(index, "", ()), 4) for index in range(9)}
-    done: list[str] = []
+    happened: list[str] = []
 
     class Slow(CountingPolicy):
         def update(self, batch: Any) -> Any:
+            happened.append("update begins")
             result = super().update(batch)
-            done.append("update")
+            happened.append("update ends")
             return result
 
     class Failing(ScriptedEngine):
+        """The first group of the second step fails as soon as the stage of the first step has begun."""
+
         async def generate(self, prompt: Prompt, *args: Any) -> list[Completion]:
-            if prompt.index == first:
-                await asyncio.sleep(0.05)
+            while prompt.index == 3 and stage not in happened:
+                await asyncio.sleep(0.001)
+            if prompt.index == 3:
                 raise EngineError("gone")
             return await super().generate(prompt, *args)
 
     async def record(step: Step) -> None:
-        await asyncio.sleep(0.1)
-        done.append("record")
+        happened.append("record begins")
+        await asyncio.sleep(0.05)
+        happened.append("record ends")
 
-    async def main(policy: CountingPolicy) -> list[str]:
-        engine = Failing(script)
-        part = roller(config(), engine)
+    async def main() -> list[str]:
+        engine = Failing(lengths)
+        ahead = config(max_staleness=1)
+        parts = {"policy": Slow(0.05), "prompts": stream(), "record": record}
         with pytest.raises(EngineError, match="gone"):
-            await loop.train(
-                config(max_staleness=1), policy=policy, engine=engine, roller=part, prompts=stream(), record=record
-            )
-        return list(done)  # as it is when the error comes out
+            await loop.train(ahead, engine=engine, roller=roller(ahead, engine), **parts)
+        return list(happened)  # as it is when the error comes out
 
-    first = 4
-    assert asyncio.run(main(Slow(0.1))) == ["update"]
-    done.clear()
-    first = 5
-    assert asyncio.run(main(Slow(0.0))) == ["update", "record"]
+    assert asyncio.run(main())[-2:] == seen
 
 
 def test_step_after_step_without_a_signal_stops_the_run() -> None:

@@ -157,7 +157,12 @@ def live_findings(
     Looks at the last `WINDOW` rows only, so a step costs the same however long the run is. A rule that breaks is
     left out here: the live doctor must never stop a run.
     """
-    view = View(RunLog(rows[-WINDOW:], config), live=True)
+    return findings_at(RunLog(rows[-WINDOW:], config), step, rules)
+
+
+def findings_at(run: RunLog, step: int, rules: Sequence[Rule] = RULES) -> list[Finding]:
+    """The same for a run of any framework; all of its rows are looked at."""
+    view = View(run, live=True)
     ranked = rank(item for rule in rules if (item := _now(rule, view, step)))
     kept = {item.rule.name for item in without_consequences(ranked)}
     return [item.finding for item in ranked if item.finding and item.rule.name in kept]

@@ -133,6 +133,7 @@ class Rule(ABC):
 
 
 def alternatives(need: Need) -> tuple[str, ...]:
+    """The quantities of which any one will do."""
     return (need,) if isinstance(need, str) else need
 
 

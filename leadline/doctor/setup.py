@@ -6,6 +6,7 @@ from leadline.doctor.view import View
 
 
 def uses_lora(run: View) -> bool:
+    """An adapter is trained instead of all weights."""
     rank = run.number("model.lora_rank")
     if rank == rank:
         return rank > 0
@@ -29,6 +30,7 @@ def is_moe(run: View) -> bool:
 
 
 def is_async(run: View) -> bool:
+    """The engine may run ahead of the trainer."""
     if run.number("rollout.max_staleness") > 0:
         return True
     stale = run.first_of("staleness/mean", "staleness/max").finite
@@ -36,10 +38,12 @@ def is_async(run: View) -> bool:
 
 
 def is_half(run: View) -> bool:
+    """The weights are float16, whose range is small."""
     return run.setting("model.dtype") == "float16" or run.says(r"\b(fp16|float16|half)\b( = (true|1))?") is not None
 
 
 def is_multi_turn(run: View) -> bool:
+    """A rollout has several turns: tools, or an environment."""
     turns = run.first_of("rollout/turns_mean", "rollout/tool_calls_mean").finite
     if len(turns) and turns.high > 1:
         return True
@@ -59,6 +63,7 @@ SUPPORT = ("sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.repet
 
 
 def cuts(run: View, setting: str) -> bool:
+    """The setting has a value that changes the sampled distribution."""
     value = run.number(setting)
     if setting == "sampling.top_p":
         return 0 < value < 1
@@ -66,6 +71,7 @@ def cuts(run: View, setting: str) -> bool:
 
 
 def filters_support(run: View) -> bool:
+    """Some setting cuts or bends the sampled distribution."""
     return any(cuts(run, setting) for setting in SUPPORT)
 
 

@@ -13,6 +13,9 @@ from leadline.engines.vllm_server import LOOPBACK, ServerOptions, VLLMServer, ch
 CPU_KV_CACHE_GIB = 0.5
 """Without an accelerator and without --kv-cache: vLLM would take a share of all memory."""
 
+CPU_ARGUMENTS = ("--no-enable-chunked-prefill",)
+"""A prompt in pieces makes vLLM 0.32 wind back the generator of a seeded request, which a CPU's cannot: it would die."""
+
 
 def serve(
     model: Annotated[str, typer.Argument(help="As model.name in the recipe.", metavar="MODEL")],
@@ -89,7 +92,7 @@ def server_options(
         kv_cache_bytes=None if gib is None else int(gib * 2**30),
         eager=cpu,
         api_key=api_key,
-        arguments=arguments,
+        arguments=(*(CPU_ARGUMENTS if cpu else ()), *arguments),
     )
 
 

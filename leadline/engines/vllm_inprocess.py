@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
 from leadline.config import Sampling
 from leadline.engines.vllm_server import ServerOptions, check_installed
 from leadline.engines.vllm_snapshot import PROBE_PROMPT, PROBES, Score, plain_tensors, probe_ids
@@ -39,6 +41,8 @@ class Draw:
 
 @dataclass(slots=True)
 class Request:
+    """One call of `generate`, until all of its completions are finished."""
+
     ask: Ask
     draws: list[Draw]
     future: asyncio.Future[list[Completion]]
@@ -268,6 +272,8 @@ def _start(options: ServerOptions) -> Any:
             "max_model_len": options.max_model_len,
             "max_num_seqs": options.max_num_seqs,
             "kv_cache_memory_bytes": options.kv_cache_bytes,
+            # on a CPU a prompt in pieces ends vLLM: see serve_command.CPU_ARGUMENTS
+            "enable_chunked_prefill": None if torch.accelerator.is_available() else False,
         }
         arguments = EngineArgs(
             model=options.model,

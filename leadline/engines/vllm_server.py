@@ -176,10 +176,12 @@ class VLLMServer:
             return
         if self.process.poll() is None:
             self.process.terminate()  # only the parent: it ends its children in order
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self.process.wait(patience_s)
-        _kill_group(self.process.pid)
-        self.process.wait()
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        _end_group(self.process.pid, patience_s=5.0)
         self.process = None
 
     def __enter__(self) -> Self:
@@ -235,16 +237,21 @@ def _telling(lines: Sequence[str]) -> Sequence[str]:
     return last if first is None or first in last else [first, "...", *last]
 
 
-def _kill_group(group: int) -> None:
-    """No process of the group is left: the engine core outlives a parent that was killed."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
+def _end_group(group: int, patience_s: float) -> None:
+    """No process of the group is left. Those that outlive their parent may tidy up (shared memory), then are killed."""
+    if _group_ended(group, patience_s):
         return
-    deadline = time.monotonic() + 10
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    _group_ended(group, patience_s)
+
+
+def _group_ended(group: int, patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
-            return
+            return True
         time.sleep(0.05)
+    return False

@@ -259,6 +259,7 @@ def test_a_trainer_that_is_lost_while_it_broadcasts_leaves_the_old_weights(
         group = vllm_weights.broadcast_group(host, port, 0, world)
         for tensor in list(snapshot.tensors.values())[:5]:
             group.broadcast(tensor, 0).wait()
+        del group  # its connections break, as those of a process that died
         raise RuntimeError("the cable is out")
 
     monkeypatch.setattr(vllm_weights, "_send_all", lost)
@@ -280,16 +281,16 @@ def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
     """Whole sequences are drawn under load from weights that change to and fro; none is from a mixture of them."""
 
     async def body(engine: VLLMEngine) -> list[Completion]:
-        asked = [engine.generate(Prompt(i, "", LONG.token_ids[i:]), 4, Sampling(max_tokens=200)) for i in range(4)]
+        asked = [engine.generate(Prompt(i, "", LONG.token_ids[i:]), 4, Sampling(max_tokens=400)) for i in range(4)]
         tasks = [asyncio.create_task(one) for one in asked]
         for version in (2, 3):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.0)
             await engine.load_weights(merged_weights((running.a, running.b)[version % 2 == 0].model), version)
         return [completion for group in await asyncio.gather(*tasks) for completion in group]
 
     completions = with_engine(running, running.a, body, on_new_weights=on_new_weights)
-    spans = {version for completion in completions for version in completion.policy_versions}
-    assert spans > {1} if on_new_weights == "continue" else spans
+    mixed = [completion for completion in completions if len(set(completion.policy_versions)) > 1]
+    assert mixed if on_new_weights == "continue" else not mixed
     for i, completion in enumerate(completions):
         prompt = Prompt(i // 4, "", LONG.token_ids[i // 4 :])
         of_b = torch.tensor([version == 2 for version in completion.policy_versions])

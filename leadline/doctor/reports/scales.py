@@ -47,7 +47,8 @@ def fit(values: Iterable[float], log: bool | None = None, anchor: float | None =
 
 
 def _log_scale(positive: Sequence[float]) -> Scale:
-    low, high = math.log10(min(positive, default=0.1)), math.log10(max(positive, default=10.0))
+    # Subnormal numbers are at the foot of the axis: a decade of them would have no two ends.
+    low, high = (max(-306.0, math.log10(x)) for x in (min(positive, default=0.1), max(positive, default=10.0)))
     middle, half = (low + high) / 2, max((high - low) * 0.53, 0.35)
     return Scale(10.0 ** max(-307.0, middle - half), 10.0 ** min(308.0, middle + half), log=True)
 

@@ -1,0 +1,1 @@
+"""leadline inside the trainers of others. Each module needs what it integrates with, and imports it itself."""
