@@ -157,11 +157,11 @@ def live_findings(
     Looks at the last `WINDOW` rows only, so a step costs the same however long the run is. A rule that breaks is
     left out here: the live doctor must never stop a run.
     """
-    return findings_at(RunLog(rows[-WINDOW:], config), step, rules)
+    return findings_since(RunLog(rows[-WINDOW:], config), step, rules)
 
 
-def findings_at(run: RunLog, step: int, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """The same for a run of any framework; all of its rows are looked at."""
+def findings_since(run: RunLog, step: int, rules: Sequence[Rule] = RULES) -> list[Finding]:
+    """The same for a run of any framework: evidence at `step` or later counts, and all of its rows are looked at."""
     view = View(run, live=True)
     ranked = rank(item for rule in rules if (item := _now(rule, view, step)))
     kept = {item.rule.name for item in without_consequences(ranked)}
@@ -172,7 +172,7 @@ def _now(rule: Rule, view: View, step: int) -> Diagnosis | None:
     found = _safely(rule, view).finding
     if found is None:
         return None
-    evidence = [item for item in found.evidence if item.step == step]
+    evidence = [item for item in found.evidence if item.step >= step]
     if not evidence:
         return None
     return Diagnosis(

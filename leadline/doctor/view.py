@@ -198,7 +198,7 @@ class View:
         """The first setting whose name or text matches (searched, lower case), as `name = value`; None if none does.
         A setting that is off (False, 0, None, "none") says nothing by its name alone."""
         for name, value in self._flat:
-            off = value in (None, False, 0, "", "none", "None", "null", "false", "False", "off")
+            off = not value or value in ("none", "None", "null", "false", "False", "off")
             text = str(value).lower() if off else f"{name.lower()} = {str(value).lower()}"
             if re.search(pattern, text):
                 return f"{name} = {value}"

@@ -1,6 +1,7 @@
 """The doctor inside TRL: `GRPOTrainer(..., callbacks=[DoctorCallback()])`."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from transformers import TrainerCallback
 
-from leadline.doctor.examine import WINDOW, findings_at
+from leadline.doctor.examine import WINDOW, findings_since
 from leadline.doctor.readers.configs import canonical_settings
 from leadline.doctor.readers.recognise import named
 from leadline.doctor.rule import Finding
@@ -17,7 +18,7 @@ from leadline.doctor.run_log import RunLog
 from leadline.errors import ConfigError
 from leadline.integrations.trl_files import Files
 from leadline.integrations.trl_probe import Probe, trainer_calling
-from leadline.integrations.trl_step import Flat, blackbox, flatten, measure, packed_metrics
+from leadline.integrations.trl_step import Flat, blackbox, flatten, measure, packed_blackbox, packed_metrics
 
 __all__ = ["DoctorCallback"]
 
@@ -26,6 +27,8 @@ MAX_UNDONE = 5
 """Steps in a row that are undone before training stops: what does not pass goes on for ever."""
 QUIET_ROWS = 20
 """A finding that has not held for so many rows begins anew."""
+MOST_TIME = 0.01
+"""Share of the time that goes into asking the rules: where steps are short, one look serves several of them."""
 TRL = named("trl")
 
 
@@ -69,11 +72,15 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc]
         self._nonfinite = self._undone = False
         self._undone_in_a_row = 0
         self._measures = True
+        self._asked_before = 0
+        """The rules have been asked about all steps before this one."""
+        self._ask_again = -math.inf
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Listens to the trainer from its first step."""
         if self._probe:
             self._probe.remove()
+        self._asked_before = state.global_step + 1
         trainer = trainer_calling(self)
         self._probe = Probe(trainer) if trainer else None
         if self._probe:
@@ -124,7 +131,7 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc]
         if probe and state.is_world_process_zero:
             if probe.losses:
                 row["loss"] = float(torch.stack(probe.losses).sum())
-            row |= {"optimizer/grad_norm": probe.grad_norm, **probe.generation, **packed_metrics(probe.packed)}
+            row |= {"optimizer/grad_norm": probe.grad_norm, **probe.generation}
             if self.on_nonfinite != "warn":
                 row["optimizer/discarded_steps"] = float(self._undone)
             if not self._nonfinite and not math.isfinite(probe.grad_norm):
@@ -140,14 +147,12 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc]
 
     def _measured(self, probe: Probe, args: Any, state: Any) -> dict[str, float]:
         """The ledger and its company; what cannot be measured is said once, and the log is watched on."""
-        if not self._measures or not probe.seen or not probe.settings or not self._files:
+        if not self._measures or not self._files:
             return {}
         try:
-            accumulation = getattr(probe.trainer, "current_gradient_accumulation_steps", len(probe.seen))
-            step = Flat.concatenate([flatten(seen, probe.settings, accumulation) for seen in probe.seen])
-            row = measure(step, probe.settings, discarded=self._undone, first=probe.fresh)
-            if self.blackbox_steps or self._nonfinite:
-                self._files.write_blackbox(state.global_step, blackbox(step), keep=self._nonfinite)
+            row, tensors = self._taken(probe)
+            if tensors and (self.blackbox_steps or self._nonfinite):
+                self._files.write_blackbox(state.global_step, tensors, keep=self._nonfinite)
         except Exception as error:  # the doctor must not end a run because it failed to examine it
             self._measures = False
             print(
@@ -157,6 +162,17 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc]
             )
             return {}
         return row
+
+    def _taken(self, probe: Probe) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        """Metrics and black box of the step; empty if the trainer is not known well enough."""
+        if probe.packed:
+            return packed_metrics(probe.packed), packed_blackbox(probe.packed)
+        if not probe.settings or not probe.seen:
+            return {}, {}
+        accumulation = getattr(probe.trainer, "current_gradient_accumulation_steps", len(probe.seen))
+        step = Flat.concatenate([flatten(seen, probe.settings, accumulation) for seen in probe.seen])
+        row = measure(step, probe.settings, discarded=self._undone, first=probe.fresh)
+        return row, blackbox(step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Asks the doctor about the rows so far."""
@@ -173,9 +189,12 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc]
         row.update({**understood, **measured, "step": float(state.global_step)})
         if "loss" in logs and self._files:
             self._files.write_row(row)
-        self._examine(state.global_step)
+        if self._nonfinite or time.monotonic() >= self._ask_again:
+            self._examine(state.global_step)
 
     def _examine(self, step: int) -> None:
+        """Asks the rules about the steps since the last time; prints what begins."""
+        began = time.monotonic()
         run = RunLog(
             rows=list(self._rows),
             config=self._settings,
@@ -183,7 +202,7 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc]
             could_log=TRL.could_log,
             options=TRL.options,
         )
-        for finding in findings_at(run, step):
+        for finding in findings_since(run, self._asked_before):
             last = self._held.get(finding.rule)
             self._held[finding.rule] = self._count
             if last is not None and self._count - last < QUIET_ROWS:
@@ -192,9 +211,14 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc]
             if self._files:
                 self._files.write_finding(finding)
             print(_told(finding, step), flush=True)
+        self._asked_before = step + 1
+        now = time.monotonic()
+        self._ask_again = now + (now - began) / MOST_TIME
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The trainer is as it was."""
+        """Asks about the last steps; the trainer is as it was."""
+        if state.is_world_process_zero and self._rows and self._asked_before <= state.global_step:
+            self._examine(state.global_step)
         if self._probe:
             self._probe.remove()
 

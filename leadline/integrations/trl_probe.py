@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,12 +25,12 @@ LEDGER_NEEDS = (
 def trainer_calling(callback: object) -> Any:
     """The trainer among whose callbacks this is, found on the call stack: transformers tells callbacks everything but
     who calls. None if nobody does."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame:
         owner = frame.f_locals.get("self")
         if any(callback is other for other in getattr(getattr(owner, "callback_handler", None), "callbacks", ())):
             return owner
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
@@ -50,9 +51,9 @@ class Probe:
     """Metrics of the latest generation batch."""
     fresh: bool = False
     """It was generated since the last `take`."""
-    _rewards: tuple[Tensor, list[int]] | None = None
+    _rewards: list[tuple[Tensor, list[int]]] = field(default_factory=list)
     _in_loss: bool = False
-    _scored: tuple[Tensor, Tensor] | None = None
+    _scored: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _wrapped: list[str] = field(default_factory=list)
 
     def install(self) -> None:
@@ -89,7 +90,8 @@ class Probe:
     def _compute_loss(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.trainer.model.training:
             return original(model, inputs, *args, **kwargs)
-        self._in_loss, self._scored = True, None
+        self._in_loss = True
+        self._scored.clear()
         try:
             result = original(model, inputs, *args, **kwargs)
         finally:
@@ -97,17 +99,17 @@ class Probe:
         loss = result[0] if isinstance(result, tuple) else result
         self.losses.append(loss.detach())
         if self._scored and LENGTH in inputs:
-            self.seen.append(Seen(inputs, *self._scored))
+            self.seen.append(Seen(inputs, *self._scored[-1]))
         if "old_log_probs" in inputs and "token_index" in inputs:
             trained = inputs["token_index"] >= 0
             self.packed.append((inputs["old_log_probs"][trained], inputs["advantages"][trained]))
-        self._scored = None
+        self._scored.clear()
         return result
 
     def _score(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if self._in_loss:
-            self._scored = (result[0].detach(), result[1].detach())
+            self._scored.append((result[0].detach(), result[1].detach()))
         return result
 
     def _get_grad_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -118,15 +120,15 @@ class Probe:
     def _calculate_rewards(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         ids = kwargs.get("completion_ids_list", args[-1])
-        self._rewards = (result.detach(), [len(one) for one in ids])
+        self._rewards.append((result.detach(), [len(one) for one in ids]))
         return result
 
     def _generate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._rewards = None
+        self._rewards.clear()
         output = original(*args, **kwargs)
-        if not self.trainer.model.training or self._rewards is None:
+        if not self.trainer.model.training or not self._rewards:
             return output
-        by_function, lengths = self._rewards
+        by_function, lengths = self._rewards[-1]
         weights = self.trainer.reward_weights.to(by_function.device)
         rewards = (by_function * weights).nansum(1)
         rewards = torch.where(by_function.isnan().all(1), math.nan, rewards)

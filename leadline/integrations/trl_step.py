@@ -139,8 +139,8 @@ def _record(
     log_ratio = here["old_logprobs"] - here["rollout_logprobs"]
     logprobs, old, weights = here["logprobs"], here["old_logprobs"], here["weights"]
     gain, clipped = gains(settings, logprobs, old, advantage, owner, count, weights)
-    sampled_from = torch.where(here["rollout_logprobs"].isnan(), logprobs, here["rollout_logprobs"])
-    sampled_from = old if not settings.importance_on else sampled_from
+    asked = not values["rollout_logprobs"].isnan().all()
+    sampled_from = torch.where(here["rollout_logprobs"].isnan(), logprobs, here["rollout_logprobs"]) if asked else old
     dropped = off_policy(settings, logprobs, sampled_from, advantage, owner, count)
     if settings.loss_type == "vespo":
         weights = torch.ones_like(weights)  # it is inside the gain
@@ -248,11 +248,17 @@ def blackbox(step: Flat) -> dict[str, Tensor]:
     return plain | {f"seen_{f.name}": getattr(step.record, f.name) for f in fields(TokenRecord)}
 
 
+def packed_blackbox(parts: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Of the asynchronous trainer's packed batches, each (sampler's logprobs, advantages) of the trained tokens."""
+    names = ("sampled_logprobs", "token_advantages")
+    return {
+        name: torch.cat([part[i].detach().float().cpu().flatten() for part in parts]) for i, name in enumerate(names)
+    }
+
+
 def packed_metrics(parts: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Of the asynchronous trainer's packed batches: (sampler's logprobs, advantages) of the trained tokens of each."""
-    if not parts:
-        return {}
-    logprobs, advantages = (torch.cat([part[i].detach().float().cpu().flatten() for part in parts]) for i in (0, 1))
+    """Metrics of the same; empty if nothing is trained."""
+    logprobs, advantages = packed_blackbox(parts).values()
     if not len(advantages):
         return {}
     return {

@@ -33,4 +33,4 @@ def _as_latex(answer: str) -> str:
     return text if any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")) else f"${text}$"
 
 
-_equal_in_child = Isolated("leadline.rewards.math_answer:equal")
+_equal_in_child = Isolated("leadline.rewards.math_answer:equal", imports=["math_verify"])

@@ -30,4 +30,4 @@ def _scorer(task: str) -> Any:
     return gym.get_score_answer_fn(task)
 
 
-_score_in_child = Isolated("leadline.rewards.reasoning_gym:score")
+_score_in_child = Isolated("leadline.rewards.reasoning_gym:score", imports=["reasoning_gym"])

@@ -257,6 +257,11 @@ def prompts_end(ending: str) -> Callable[[Parts], None]:
     return breaks
 
 
+def few_prompts(parts: Parts) -> None:
+    """The same four prompts in every step."""
+    del parts.prompts[4:]
+
+
 def two_bos(parts: Parts) -> None:
     """The template writes BOS, and the tokenizer adds another."""
     parts.prompts[:] = [replace(p, text="<|bos|>" + p.text, token_ids=(1, 1, *p.token_ids)) for p in parts.prompts]

@@ -125,6 +125,13 @@ GENERATION = (
 
 IMPORTANCE = (
     short("logprobs-shifted", "rollout-logprob-mismatch", breaks.reports(lambda v: [x - 0.3 for x in v]), **VLLM),
+    short(
+        "logprobs-shifted-and-uncorrected",
+        "rollout-logprob-mismatch",
+        breaks.reports(lambda v: [x - 0.3 for x in v]),
+        objective={"importance_action": "off"},
+        **VLLM,
+    ),
     short("logprobs-off-by-one", "rollout-logprob-mismatch", breaks.reports(breaks.off_by_one), **VLLM),
     short("logprobs-in-bits", "rollout-logprob-mismatch", breaks.reports(lambda v: [x / 0.6931 for x in v]), **VLLM),
     short("completions-retokenised", "rollout-logprob-mismatch", breaks.retokenised, **VLLM),
@@ -253,6 +260,19 @@ UPDATE = (
     short("gradient-infinite", "nan-poisoned-weights", update_breaks.infinite_gradient_from(3)),
     short("optimizer-holds-a-copy", "optimizer-empty-frozen-adapter", update_breaks.moves_a_copy),
     short("loss-detached", "no-update-grad-and-kl-exactly-zero", update_breaks.detached),
+    short(
+        "policy-term-detached",
+        "no-update-grad-and-kl-exactly-zero",
+        update_breaks.policy_term_cut_off,
+        objective={"beta": 0.04},
+    ),
+    short(
+        "recomputation-cuts-off-the-adapter",
+        "lora-grad-not-flowing",
+        update_breaks.adapter_cut_off,
+        model={"lora_rank": 4, "gradient_checkpointing": True},
+        optimizer={"learning_rate": 1e-3},
+    ),
     fault(
         "reference-is-the-policy",
         "reference-not-frozen",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.drills.breaks import seldom_ending
+from tests.drills.breaks import few_prompts, seldom_ending
 from tests.drills.run import Drill, Parts, intact
 
 
@@ -48,8 +48,8 @@ HEALTHY: tuple[Drill, ...] = (
     Drill("resumed-async", sections={"run": {"checkpoint_every": 5}, "rollout": {"max_staleness": 1}}, resumed=True),
     healthy("bfloat16", model={"dtype": "bfloat16"}),
     healthy("bfloat16-engine", engine={"dtype": "bfloat16"}),
-    healthy("lora", model={"lora_rank": 4}, optimizer={"learning_rate": 3e-3}),
-    healthy("lora-kl", model={"lora_rank": 4}, optimizer={"learning_rate": 3e-3}, objective={"beta": 0.05}),
+    healthy("lora", model={"lora_rank": 4}, optimizer={"learning_rate": 1e-3}),
+    healthy("lora-kl", model={"lora_rank": 4}, optimizer={"learning_rate": 1e-3}, objective={"beta": 0.05}),
     healthy("refill", rewards=[reward("rarely")], rollout={"refill": 6}),
     healthy("two-epochs", optimizer={"epochs_per_batch": 2}),
     healthy("four-minibatches", optimizer={"minibatches": 4}),
@@ -65,6 +65,11 @@ HEALTHY: tuple[Drill, ...] = (
     healthy("overlong-penalty", objective={"overlong_buffer": 10, "overlong_penalty": 0.3}),
     healthy("learning-to-be-short", rewards=[reward("shortness")]),
     healthy("two-rewards", rewards=[reward("even_share"), reward("shortness", weight=0.3)]),
+    healthy("rewards-below-zero", rewards=[reward("penalty")]),
+    healthy("rewards-of-a-hundred", rewards=[reward("hundredfold")]),
+    healthy("rewards-sometimes-none", rewards=[reward("now_and_then")]),
+    healthy("four-prompts", few_prompts),
+    healthy("lora-async", model={"lora_rank": 4}, optimizer={"learning_rate": 1e-3}, rollout={"max_staleness": 1}),
     healthy("sequence-weights", objective={"importance_level": "sequence", "importance_high": 4.0}),
     healthy("no-correction-on-policy", objective={"importance_action": "off"}),
     healthy("warmup-cosine", optimizer={"warmup_steps": 5, "schedule": "cosine"}),

@@ -35,6 +35,20 @@ def by_answer(completion_ids: Sequence[int], answer: str) -> float:
     return share if answer == "even" else 1 - share
 
 
+def penalty(completion_ids: Sequence[int]) -> float:
+    """Never above 0: minus the distance to a length of 12."""
+    return -abs(len(completion_ids) - 12) / 40
+
+
+def hundredfold(completion_ids: Sequence[int]) -> float:
+    return 100 * even_share(completion_ids)
+
+
+def now_and_then(completion_ids: Sequence[int]) -> float | None:
+    """Has nothing to say about every fourth completion."""
+    return None if sum(completion_ids) % 4 == 0 else even_share(completion_ids)
+
+
 # ---- wrong ones
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import leadline.batch
 import leadline.policy
 import leadline.rollouts
+import leadline.step_loss
 from leadline.models import load_model
 from leadline.objective.advantages import group_advantages
 from leadline.step_loss import Scores
@@ -118,6 +119,25 @@ def detached(parts: Parts) -> None:
         return Scores(scores.logprobs.detach().requires_grad_(), scores.entropies.detach())
 
     parts.patch(policy, "logprobs", cut)
+
+
+def adapter_cut_off(parts: Parts) -> None:
+    """Recomputation leaves the adapter's output without a graph."""
+    for name, module in parts.policy.model.named_modules():
+        if ".lora_B." in name:
+            module.register_forward_hook(lambda module, inputs, output: output.detach())
+    head = parts.policy.model.get_output_embeddings()
+    head.register_forward_hook(lambda module, inputs, logits: logits.requires_grad_())
+
+
+def policy_term_cut_off(parts: Parts) -> None:
+    """The ratio is exp(x - x) of numbers without a graph."""
+    loss = leadline.step_loss.policy_loss
+
+    def cut(name: str, logprobs: Tensor, *rest: Any, **how: Any) -> Any:
+        return loss(name, logprobs.detach(), *rest, **how)
+
+    parts.patch(leadline.step_loss, "policy_loss", cut)
 
 
 def noisy_old_logprobs(size: float) -> Callable[[Parts], None]:

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,11 @@ from leadline.integrations.trl_probe import trainer_calling
 from leadline.integrations.trl_step import packed_metrics
 from leadline.metrics import LEDGER_STAGES, find
 from tests.integrations import trl_runs as runs
+from tests.integrations.trl_async_runs import build_async
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # TRL and transformers warn about each other, and that is theirs
 ]
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    yield
 
 
 def names(callback: DoctorCallback) -> list[str]:
@@ -102,6 +97,13 @@ def test_the_trainer_is_as_it_was_afterwards(tmp_path: Path) -> None:
     assert not added & {"compute_loss", "_get_grad_norm", "_calculate_rewards", "_generate_and_score_completions"}
 
 
+def test_an_evaluation_in_between_is_not_taken_for_a_step(tmp_path: Path) -> None:
+    callback = DoctorCallback()
+    runs.run(runs.build(tmp_path, callback, max_steps=4, eval_strategy="steps", eval_steps=2))
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+    assert callback.findings == []
+
+
 def test_what_it_leaves_can_be_read_by_the_doctor(tmp_path: Path) -> None:
     from leadline.doctor import diagnose
 
@@ -133,6 +135,7 @@ def measured_gradients(trainer: Any) -> list[float]:
     [
         {"loss_type": "dapo"},
         {"loss_type": "grpo", "gradient_accumulation_steps": 2},
+        {"loss_type": "dapo", "gradient_accumulation_steps": 1, "steps_per_generation": 2, "learning_rate": 1e-2},
         {"loss_type": "bnpo", "num_iterations": 2, "learning_rate": 3e-2},
         {"loss_type": "dr_grpo", "num_iterations": 2, "learning_rate": 3e-2, "delta": 1.5},
         {"loss_type": "luspo", "importance_sampling_level": "sequence"},
@@ -160,20 +163,34 @@ def test_what_the_ledger_says_reached_the_gradient_is_what_autograd_says(
         assert sum(stages) == pytest.approx(row["ledger/sampled_mass"], rel=1e-5)
 
 
-def test_the_ledger_follows_the_weights_of_the_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("settings", "stage", "share"),
+    [
+        ({"vllm_importance_sampling_mode": "sequence_truncate"}, "importance_shrunk", 0.3),
+        ({"vllm_importance_sampling_mode": "token_truncate"}, "importance_shrunk", 0.04),
+        (
+            {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.96},
+            "importance_masked",
+            1.0,
+        ),
+        ({"off_policy_mask_threshold": 0.01}, "importance_masked", 0.1),
+        ({"vllm_importance_sampling_mode": "token_truncate", "loss_type": "vespo"}, "reached", 0.1),
+    ],
+    ids=["sequence_truncate", "token_truncate", "token_mask", "off_policy", "vespo"],
+)
+def test_the_ledger_follows_the_weights_of_the_correction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], stage: str, share: float
+) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", runs.FakeVLLM)
     monkeypatch.setattr(runs.FakeVLLM, "offset", 0.05)
-    callback = DoctorCallback()
-    trainer = runs.build(
-        tmp_path, callback, max_steps=2, use_vllm=True, vllm_importance_sampling_mode="sequence_truncate"
-    )
+    trainer = runs.build(tmp_path, DoctorCallback(), max_steps=2, use_vllm=True, **settings)
     gradients = measured_gradients(trainer)
     runs.run(trainer)
 
     for row, gradient in zip(rows(tmp_path), gradients, strict=True):
         assert row["ledger/reached_mass"] == pytest.approx(gradient, rel=2e-3)
         assert row["importance/log_ratio_mean"] == pytest.approx(-0.05, abs=1e-3)
-        assert row["ledger/importance_shrunk_share"] > 0.1
+        assert row[f"ledger/{stage}_share"] >= share
 
 
 # Faults ---------------------------------------------------------------------------------------------------------------
@@ -306,6 +323,31 @@ def test_an_infinite_reward_that_only_kills_its_group_is_named(tmp_path: Path) -
     callback = DoctorCallback()
     runs.run(runs.build(tmp_path, callback, reward=infinite, max_steps=4))
     assert names(callback)
+
+
+# The asynchronous trainer ---------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_asynchronous_run_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = DoctorCallback()
+    trainer = build_async(tmp_path, callback, monkeypatch, missing=0)
+    runs.run(trainer)
+    assert trainer.state.global_step == 3
+    assert callback.findings == []
+    assert [row["rollout/unscored_fraction"] for row in rows(tmp_path / "run")] == [0, 0, 0]
+
+
+def test_one_missing_logprob_does_not_reach_the_weights_of_an_asynchronous_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = DoctorCallback(on_nonfinite="rollback")
+    trainer = build_async(tmp_path, callback, monkeypatch, missing=1)
+    runs.run(trainer)
+    assert names(callback) == ["nan-poisoned-weights", "unscored-tokens"]
+    assert trainer.state.global_step == 3
+    assert finite(trainer)
+    assert [row["optimizer/discarded_steps"] for row in rows(tmp_path / "run")] == [1, 0, 0]
+    assert (tmp_path / "run" / "leadline" / "blackbox" / "step_000001.safetensors").exists()
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Small real runs of TRL on the CPU: a random model, a byte tokenizer, no download."""
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from leadline.integrations.trl import DoctorCallback
 from tests.byte_tokenizer import byte_tokenizer
-
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 ENDS = 20
 """Tokens that end a completion: an untrained model meets one after thirteen tokens on average."""
@@ -79,6 +76,7 @@ def build(
         reward_funcs=reward,
         args=GRPOConfig(**values),
         train_dataset=prompts,
+        eval_dataset=prompts.select(range(8)),
         processing_class=byte_tokenizer(),
         callbacks=[callback] if callback else [],
         rollout_func=rollout,

@@ -12,3 +12,9 @@ def die_if(really: bool) -> str:
     if really:
         os._exit(7)
     return "alive"
+
+
+def import_slowly() -> str:
+    from tests.rewards import slow_import
+
+    return slow_import.READY

@@ -48,3 +48,16 @@ def test_calls_from_many_threads_get_their_own_answers() -> None:
     for thread in threads:
         thread.join()
     assert answers == {n: n * n for n in range(20)}
+
+
+def test_the_time_of_an_import_is_not_the_time_of_a_call() -> None:
+    ready = Isolated(f"{FUNCTIONS}:import_slowly", timeout_s=0.3, imports=["tests.rewards.slow_import"])
+    assert ready() == "ready"
+    unprepared = Isolated(f"{FUNCTIONS}:import_slowly", timeout_s=0.3)
+    with pytest.raises(TimeoutError):
+        unprepared()
+
+
+def test_a_module_that_is_not_installed_is_the_functions_own_error() -> None:
+    power = Isolated(f"{FUNCTIONS}:power", imports=["no_such_module"])
+    assert power(2, 3) == 8

@@ -15,6 +15,9 @@ MAX_SAMPLES = 256
 """Rollouts that are kept as text."""
 MAX_TEXT = 2000
 TEXTS = ("prompt", "completion", "input", "output", "error", "finish_reason")
+HEADS = ("prompt_token_ids",)
+"""Lists of which the first `HEAD` entries are kept: how a prompt begins."""
+HEAD = 8
 NOT_REWARDS = ("step", "advantage", "advantages", "idx", "group", "index")
 _STEP = re.compile(r"(?:step|data_step|_)_?(\d+)")
 
@@ -168,4 +171,6 @@ def _sample(columns: Mapping[str, Sequence[Any]], place: int, step: int) -> Mapp
             sample[name] = str(value)[:MAX_TEXT]
         elif isinstance(value, int | float):
             sample[name] = value
+        elif name in HEADS and isinstance(value, list):
+            sample[name] = value[:HEAD]
     return sample

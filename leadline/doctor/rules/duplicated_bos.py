@@ -1,6 +1,7 @@
 import re
 
 from leadline.doctor import measurements as probe
+from leadline.doctor import rollouts
 from leadline.doctor.rule import Evidence, Rule
 from leadline.doctor.run_log import RunLog
 from leadline.doctor.view import View
@@ -29,10 +30,16 @@ class DuplicatedBos(Rule):
     explains = ("rollout-logprob-mismatch",)
     confirm = "Print the first token ids that the engine receives: is the same id there twice?"
     sick = (
+        RunLog(
+            [{"step": 1}], samples=[{"step": 1, "prompt": f"p{i}", "prompt_token_ids": [1, 1, i]} for i in range(8)]
+        ),
         RunLog([{"step": 1}], {"raw": {"prompt_token_ids_head": [128000, 128000, 9125]}}),
         RunLog([{"step": 1, "bos_count": 2}]),
     )
     healthy = (
+        RunLog(
+            [{"step": 1}], samples=[{"step": 1, "prompt": f"p{i}", "prompt_token_ids": [1, 5, i]} for i in range(8)]
+        ),
         RunLog([{"step": 1}], {"raw": {"prompt_token_ids_head": [128000, 9125]}}),
         RunLog([{"step": 1, "bos_count": 1}]),
     )
@@ -50,3 +57,11 @@ class DuplicatedBos(Rule):
         if said:
             found.append(Evidence("bos", 0, 2.0, 1.0, f"BOS may be added twice ({said}).", "weak"))
         return found
+
+    def measure(self, run: View) -> list[Evidence]:
+        """Prompts of different texts begin alike with a template, and with one token twice if BOS is doubled."""
+        heads = [s["prompt_token_ids"][:2] for s in run.run.samples if len(s.get("prompt_token_ids", ())) > 1]
+        if len(heads) < rollouts.LEAST or any(head != heads[0] for head in heads) or heads[0][0] != heads[0][1]:
+            return []
+        note = f"All {len(heads)} dumped prompts begin with the token {heads[0][0]} twice."
+        return [Evidence(rollouts.SOURCE, 0, 2.0, 1.0, note)]

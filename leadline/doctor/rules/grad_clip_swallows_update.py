@@ -12,13 +12,14 @@ from leadline.doctor.view import View
 
 
 class GradClipSwallowsUpdate(Rule):
-    """The bound of gradient clipping is 0 or negative: updates are erased or reversed.
+    """The bound of gradient clipping is 0, negative or next to nothing: updates are erased or reversed.
 
     ## Symptom
     The gradient norm before clipping is normal, and no weight moves, or all move the wrong way.
 
     ## Cause
-    Clipping multiplies by bound / norm without checking the bound: 0 erases every gradient, a negative value reverses it.
+    Clipping multiplies by bound / norm without checking the bound: 0 erases every gradient, a negative value reverses it. AdamW undoes the scale of a gradient only while it is above its eps of 1e-8
+    per weight: a bound of 1e-5 and less pushes it below.
 
     ## Fix
     Set `optimizer.max_grad_norm` to 1.0. To switch clipping off, use a large bound or the framework's own switch, not 0.
@@ -34,6 +35,7 @@ class GradClipSwallowsUpdate(Rule):
     explains = ("optimizer-empty-frozen-adapter", "reference-not-frozen")
     sick = (
         RunLog([], {"optimizer": {"max_grad_norm": -1.0}}),
+        RunLog([], {"optimizer": {"max_grad_norm": 1e-9}}),
         RunLog([{"step": 1, "max_grad_norm": 0, "params_moved": 0}]),
         RunLog.from_columns({"optimizer/grad_norm": [0.4] * 3, "optimizer/grad_norm_clipped": [0.0] * 3}),
     )
@@ -41,6 +43,8 @@ class GradClipSwallowsUpdate(Rule):
         RunLog([], {"optimizer": {"max_grad_norm": 0.001}}),
         RunLog.from_columns({"optimizer/grad_norm": [4.0] * 3, "optimizer/grad_norm_clipped": [1.0] * 3}),
     )
+
+    least = 1e-5
 
     def examine(self, run: View) -> list[Evidence]:
         found = []
@@ -67,6 +71,9 @@ class GradClipSwallowsUpdate(Rule):
 
     def lint(self, run: View) -> list[Evidence]:
         bound, moving = run.number("optimizer.max_grad_norm"), run.first_of(*KL).finite
+        if 0 < bound <= self.least:
+            note = "{option} is {value}: AdamW divides by the root of the second moment plus 1e-8, and 1e-8 is then the larger."
+            return [run.chosen("optimizer.max_grad_norm", self.least, note, "strong")]
         if not bound <= 0 or (len(moving) > 3 and moving.late > 3 * max(moving.early, 1e-7)):
             return []
         kind: Strength = "strong" if bound < 0 else "weak"
@@ -80,6 +87,6 @@ class GradClipSwallowsUpdate(Rule):
         ]
 
     def forbids(self, run: View) -> list[Evidence]:
-        if run.number("optimizer.max_grad_norm") > 0:
+        if run.number("optimizer.max_grad_norm") > self.least:
             return [run.chosen("optimizer.max_grad_norm", 0.0, "{option} is {value}, above 0.")]
         return []

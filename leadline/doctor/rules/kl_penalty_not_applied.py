@@ -32,6 +32,9 @@ class KlPenaltyNotApplied(Rule):
     confirm = "Run ten steps with ten times the coefficient: the curves must differ."
     sick = (
         RunLog.from_columns(
+            {"loss": [0.2, -0.1, 0.1], "loss/kl": [0.0] * 3, "kl/k3": [0.1, 0.2, 0.3]}, {"objective": {"beta": 0.1}}
+        ),
+        RunLog.from_columns(
             {"loss": [0.0001] * 6, "kl/k3": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5]}, {"objective": {"beta": 0.1}}
         ),
         RunLog([], {"raw": {"kl_coef": 0.1, "advantage_estimator": "grpo"}}),
@@ -46,6 +49,8 @@ class KlPenaltyNotApplied(Rule):
 
     def examine(self, run: View) -> list[Evidence]:
         beta = run.number("objective.beta")
+        if left_out := self._term_is_zero(run, beta):
+            return left_out
         steps, loss, kl = paired(run["loss"], run.first_of("kl/k3", "kl/reference"))
         if not beta > 0 or len(steps) < PERSISTENT or run.has("kl/reward_term") or np.median(beta * kl) < 0.02:
             return []
@@ -54,6 +59,17 @@ class KlPenaltyNotApplied(Rule):
             return []
         note = f"beta x KL is {number(float(np.median(beta * kl)))}, and the loss {{value}}: the penalty is not in it."
         return [run.fact(run["loss"], float(np.median(loss)), float(np.median(beta * kl)), note, since=int(steps[0]))]
+
+    @staticmethod
+    def _term_is_zero(run: View, beta: float) -> list[Evidence]:
+        """The KL term of the loss is logged by itself, and is nothing beside beta x KL."""
+        steps, term, kl = paired(run["loss/kl"], run.first_of("kl/k3", "kl/reference"))
+        if not beta > 0 or len(steps) < PERSISTENT or np.median(kl) < 1e-4 or run.has("kl/reward_term"):
+            return []
+        if np.max(np.abs(term)) > 1e-4 * beta * np.median(kl):
+            return []
+        note = f"beta x KL is {number(float(np.median(beta * kl)))}, and the KL term of the loss {{value}}: it is left out."
+        return [run.fact(run["loss/kl"], float(np.max(np.abs(term))), 0.0, note, "proof", int(steps[0]))]
 
     def lint(self, run: View) -> list[Evidence]:
         coefficient = [n for n, v in run.raw(r"(^|[._-])kl_coef$|init_kl_coef") if v not in (0, 0.0, None, "0")]

@@ -3,7 +3,7 @@ import numpy as np
 from leadline.doctor import measurements as probe
 from leadline.doctor.rule import TREND, Evidence, Rule, Strength, number
 from leadline.doctor.run_log import RunLog
-from leadline.doctor.series import Series
+from leadline.doctor.series import Series, above
 from leadline.doctor.setup import (
     is_tiny,
     learning_rate,
@@ -36,6 +36,7 @@ class LearningRateTooHigh(Rule):
     ## References
     Seed catalogue: stable updates need 1e-7 to 5e-6, and a KL above 1 within the first steps says too high. jjyaoao/HelloAgents pull 108 (5e-5:
     57 % to 2.4 %). From 5e-5 (full) and 5e-4 (LoRA) on the setting alone is a strong sign; tiny models bear more.
+    A step that changes the weights by a tenth of their norm is far beyond any: stable ones change them by 1e-3 and less.
     """
 
     id = "LL405"
@@ -55,11 +56,13 @@ class LearningRateTooHigh(Rule):
         RunLog.from_columns({"kl/k3": [0.0, 0.4, 1.6, 3.0]}),
         RunLog([], {"optimizer": {"learning_rate": 5e-5}, "model": {"name": "Qwen3-0.6B", "lora_rank": 0}}),
         RunLog.from_columns({"kl/k3": [0.001, 0.01, 0.2, 0.5], "optimizer/learning_rate": [2e-5] * 4}),
+        RunLog.from_columns({"optimizer/update_norm": [0.9, 0.4, 0.2]}),
     )
     healthy = (
         RunLog.from_columns({"kl/k3": [0.0, 0.001, 0.004, 0.01]}),
         RunLog.from_columns({"kl/k3": [0.01 * i for i in range(200)]}),
         RunLog([], {"optimizer": {"learning_rate": 1e-4}, "model": {"lora_rank": 16}}),
+        RunLog.from_columns({"optimizer/update_norm": [0.04, 0.03, 0.02]}),
     )
     first_steps, limit = 50, 1.0
 
@@ -74,6 +77,7 @@ class LearningRateTooHigh(Rule):
             found.append(run.fact(early, float(early.values[0]), self.limit, note, since=int(early.steps[0])))
         elif (
             len(kl) >= 3
+            and not is_tiny(run)
             and rate >= rate_bound(run)
             and kl.first < 0.1
             and kl.head(20).high > 0.1
@@ -83,6 +87,8 @@ class LearningRateTooHigh(Rule):
                 f"The KL rose from {number(kl.first)} to {{value}} within its first rows at a rate of {number(rate)}."
             )
             found.append(run.fact(kl, kl.head(20).high, 0.1, note, since=int(kl.steps[0])))
+        note = "The weights changed by {percent} of their norm {when}; more than 10 % in one step replaces the model."
+        found += run.lasting("optimizer/update_norm", above(0.1), 0.1, note, rows=2, strength="proof")
         if rate >= rate_bound(run) and not found:
             found += self._slow_harm(run, kl, rate)
         if rate >= rate_bound(run):

@@ -47,6 +47,10 @@ class LogprobTruncationSupportMismatch(Rule):
             {"importance/log_ratio_abs_mean": [0.094] * 3, "importance/log_ratio_mean": [-0.094] * 3},
             {"sampling": {"top_p": 0.9}},
         ),
+        RunLog.from_columns(
+            {"importance/log_ratio_abs_mean": [0.6] * 3, "importance/log_ratio_mean": [0.6] * 3},
+            {"sampling": {"top_k": 20}, "engine": {"kind": "vllm"}},
+        ),
         RunLog([{"step": 1}], {"sampling": {"top_k": 50}, "engine": {"kind": "vllm"}}),
     )
     healthy = (
@@ -65,6 +69,9 @@ class LogprobTruncationSupportMismatch(Rule):
         gap, signed = run.first_of(*GAP).finite.head(5), run["importance/log_ratio_mean"].finite.head(5)
         if len(gap) and len(signed) and gap.median > 0.02 and signed.median < -0.9 * gap.median:
             note = f"Every difference has one sign: the mean is {{value}} nats, the mean size {number(gap.median)}."
+            found.append(run.fact(signed, signed.median, 0.0, note, "proof", int(signed.steps[0])))
+        elif len(gap) and len(signed) and gap.median > 0.02 and signed.median > 0.9 * gap.median:
+            note = f"Every difference has one sign: the engine's logprobs are lower by {{value}} of {number(gap.median)} nats, as those of the uncut distribution are."
             found.append(run.fact(signed, signed.median, 0.0, note, "proof", int(signed.steps[0])))
         ratio = run.first_of(
             "importance/ratio_mean", "importance/weight_mean", "importance/geometric_ratio_mean"

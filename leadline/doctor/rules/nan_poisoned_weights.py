@@ -38,6 +38,7 @@ class NanPoisonedWeights(Rule):
     severity = "error"
     needs = (GRAD,)
     explains = (
+        "dead-update",
         "no-update-grad-and-kl-exactly-zero",
         "reward-parse-mismatch",
         "zero-reward-variance-within-group",

@@ -38,6 +38,9 @@ class NanRewardPoisonsAdvantage(Rule):
     explains = ("nan-poisoned-weights", "zero-reward-variance-within-group", "advantage-blowup-tiny-std")
     sick = (
         RunLog.from_columns(
+            {"advantage/abs_mean": [0.7, math.nan, math.nan], "optimizer/grad_norm": [0.3, math.nan, math.nan]}
+        ),
+        RunLog.from_columns(
             {"reward/math/mean": [0.4, math.nan, math.nan], "optimizer/grad_norm": [0.3, math.nan, math.nan]}
         ),
         RunLog.from_columns({"reward/mean": [0.4, math.inf], "optimizer/grad_norm": [0.3, math.nan]}),
@@ -51,7 +54,7 @@ class NanRewardPoisonsAdvantage(Rule):
         grad = run.first_of(*GRAD)
         bad = set(grad.steps[~np.isfinite(grad.values)].tolist())
         found = []
-        for name, series in run.family(r"reward/(?!.*none_fraction).*").items():
+        for name, series in run.family(r"(reward/(?!.*none_fraction)|advantage/).*").items():
             for step, value in zip(series.steps, series.values, strict=True):
                 if not np.isfinite(value) and int(step) in bad:
                     note = f"{name} was {value} at step {step}, where the gradient norm is not finite."

@@ -20,8 +20,8 @@ class PaddingInScoredText(Rule):
     Cut each completion at its first end token, by position and not by id, before decoding.
 
     ## References
-    Seed catalogue, "padding token contamination". More than a tenth of the dumped completions: leadline's choice. Only a dump of
-    completions shows it: no metric does.
+    Seed catalogue, "padding token contamination". More than a tenth of the dumped completions: leadline's choice. Two padding or
+    end tokens at the very end: a policy may sample one anywhere. Only a dump of completions shows it: no metric does.
     """
 
     id = "LL217"
@@ -30,8 +30,13 @@ class PaddingInScoredText(Rule):
     explains = ("reward-parse-mismatch",)
     confirm = "Print a completion as the reward receives it."
     sick = (RunLog([{"step": 1}], samples=[{"step": 1, "prompt": "p", "completion": "42<pad><pad><pad>"}] * 16),)
-    healthy = (RunLog([{"step": 1}], samples=[{"step": 1, "prompt": "p", "completion": "42<|im_end|>"}] * 16),)
-    padding = re.compile(r"(<pad>|\[PAD\]|<\|pad\|>|<\|finetune_right_pad_id\|>)|(<\|endoftext\|>\s*){2}|(</s>\s*){2}")
+    healthy = (
+        RunLog([{"step": 1}], samples=[{"step": 1, "prompt": "p", "completion": "42<|im_end|>"}] * 16),
+        RunLog([{"step": 1}], samples=[{"step": 1, "prompt": "p", "completion": "4<|pad|>2 and so on"}] * 16),
+    )
+    token = r"(<pad>|\[PAD\]|<\|pad\|>|<\|finetune_right_pad_id\|>|<\|endoftext\|>|</s>)"
+    padding = re.compile(rf"({token}\s*){{2}}$")
+    """At the end, and more than one: a single end token is a terminator, and a model may write any token in the middle."""
 
     def examine(self, run: View) -> list[Evidence]:
         note = "{percent} of {count} dumped completions hold padding."

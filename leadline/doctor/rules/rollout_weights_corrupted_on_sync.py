@@ -32,6 +32,7 @@ class RolloutWeightsCorruptedOnSync(Rule):
     name = "rollout-weights-corrupted-on-sync"
     severity = "error"
     explains = (
+        "importance-correction-erases-signal",
         "rollout-logprob-mismatch",
         "truncation-rate-high-unresolved",
         "train-infer-mismatch-collapse",

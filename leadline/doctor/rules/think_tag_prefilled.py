@@ -1,3 +1,5 @@
+import re
+
 from leadline.doctor import rollouts
 from leadline.doctor.rule import Evidence, Rule
 from leadline.doctor.run_log import RunLog
@@ -39,10 +41,14 @@ class ThinkTagPrefilled(Rule):
             {"reward/think_format_reward/mean": [0.0, 0.4, 0.7]}, {"model": {"name": "DeepSeek-R1-Distill-Qwen-1.5B"}}
         ),
         RunLog.from_columns({"reward/format/mean": [0.0] * 3}, {"model": {"name": "Llama-3.2-1B"}}),
+        RunLog.from_columns(
+            {"reward/tagged/mean": [0.0] * 3},
+            {"model": {"name": "Llama-3.2-1B"}, "decoding": {"reasoning_open": "<think>"}},
+        ),
     )
 
     def examine(self, run: View) -> list[Evidence]:
-        reasoning = run.says(r"think|reason|r1-|-r1|qwen3|qwq|distill") is not None
+        reasoning = self._reasons(run)
         found = []
         for name, part in run.family(r"reward/[^/]*(format|think|tag)[^/]*/mean").items():
             values = part.finite
@@ -50,6 +56,12 @@ class ThinkTagPrefilled(Rule):
                 note = f"{name} was {{value}} in every row of a reasoning model."
                 found.append(run.fact(values, values.low, 0.0, note, "strong" if reasoning else "weak"))
         return found
+
+    @staticmethod
+    def _reasons(run: View) -> bool:
+        """The model or its template; the markers that leadline knows in every run say nothing about this one."""
+        named = (f"{name} = {value}" for name, value in run.raw(r"^(?!(raw\.)?decoding\.)") if value)
+        return any(re.search(r"think|reason|r1-|-r1|qwen3|qwq|distill", text.lower()) for text in named)
 
     def lint(self, run: View) -> list[Evidence]:
         said = run.says(r"(template|prompt).*(ends?|prefill|open).*think|think.*(prefill|opened)|add_think|force_think")

@@ -29,14 +29,11 @@ class ThroughputCollapse(Rule):
 
     def examine(self, run: View) -> list[Evidence]:
         found = []
-        for name in ("throughput/sampled_tokens_per_s", "throughput/trained_tokens_per_s"):
-            speed = run[name].finite
-            if len(speed) >= TREND and 0 < speed.late < 0.2 * speed.head(len(speed) // 2).median:
-                found.append(
-                    run.fact(
-                        speed, speed.late, 0.2 * speed.early, f"{name} fell from {number(speed.early)} to {{value}}."
-                    )
-                )
+        # trained tokens also get fewer where groups stop to disagree, which is no matter of speed
+        speed = run.first_of("throughput/sampled_tokens_per_s", "throughput/trained_tokens_per_s").finite
+        if len(speed) >= TREND and 0 < speed.late < 0.2 * speed.head(len(speed) // 2).median:
+            note = f"{speed.name} fell from {number(speed.early)} to {{value}}."
+            found.append(run.fact(speed, speed.late, 0.2 * speed.early, note))
         time = run["time/step_s"].finite
         if len(time) >= TREND and time.late > 6 * time.head(len(time) // 2).median:
             found.append(
