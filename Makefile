@@ -21,7 +21,7 @@ demo: $(READY)  ## train a real small model on a CPU and show that it learned
 	$(BIN)/leadline train recipes/demo.toml
 
 test: $(READY)  ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
 check: $(READY)  ## formatting, lint, types, layout
 	$(BIN)/ruff format --check .
@@ -40,7 +40,7 @@ demo-vllm: $(VENV)/.vllm  ## the demo, sampled by a vLLM server that the run sta
 	$(BIN)/leadline train recipes/demo-vllm.toml
 
 test-vllm: $(VENV)/.vllm  ## the tests that need a real vLLM
-	OMP_NUM_THREADS=1 LEADLINE_REQUIRE_VLLM=1 $(BIN)/python -m pytest -m vllm
+	OMP_NUM_THREADS=1 LEADLINE_REQUIRE_VLLM=1 $(BIN)/python -m pytest -m vllm tests/engines
 
 fix: $(READY)  ## format and mend what ruff can
 	$(BIN)/ruff format .
