@@ -1,6 +1,7 @@
 """What a person sees while a run trains: a live screen in a terminal, one line per step elsewhere."""
 
 import io
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -88,12 +89,12 @@ class Screen:
         self._print(text)
 
     def svg(self, width: int = 100, height: int = 32) -> str:
-        """The screen as it is now, as an SVG picture."""
+        """The screen as it is now, as an SVG picture that loads nothing from elsewhere."""
         paper = Console(
             record=True, width=width, height=height, file=io.StringIO(), force_terminal=True, color_system="truecolor"
         )
         paper.print(self._render(paper))
-        return paper.export_svg(title="leadline train")
+        return re.sub(r"@font-face \{.*?\}\s*", "", paper.export_svg(title="leadline train"), flags=re.DOTALL)
 
     def _make_live(self) -> Live:
         return Live(

@@ -252,6 +252,7 @@ def test_the_picture_is_an_svg_of_the_screen() -> None:
     picture = screen.svg()
     root = xml.etree.ElementTree.fromstring(picture)
     assert root.tag.endswith("svg")
+    assert "url(http" not in picture and "@font-face" not in picture
     words = "".join(root.itertext()).replace("\xa0", " ")
     assert "where the signal went" in words and "Title of LL302." in words
     assert lines(screen) == [], "the picture is not printed"

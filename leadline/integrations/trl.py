@@ -90,6 +90,12 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             self._files = Files(Path(args.output_dir) / "leadline", self.blackbox_steps)
             self._files.begin(options, anew=state.global_step == 0)
+            if not trainer:
+                print(
+                    "leadline: the trainer that calls DoctorCallback was not found. Its log is watched; a step that is "
+                    "not finite can be named, but not refused.",
+                    flush=True,
+                )
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decides whether the step may be taken."""

@@ -18,8 +18,12 @@ LEDGER_NEEDS = (
     "_calculate_rewards",
     "_generate_and_score_completions",
     "_get_per_token_logps_and_entropies",
+    "epsilon_low",
+    "importance_sampling_level",
+    "loss_type",
     "reward_weights",
 )
+"""What tells TRL's GRPOTrainer from its other trainers, and from versions before 1.0."""
 
 
 def trainer_calling(callback: object) -> Any:
@@ -32,6 +36,16 @@ def trainer_calling(callback: object) -> Any:
             return owner
         frame = frame.f_back
     return None
+
+
+def _known_settings(trainer: Any) -> LossSettings | None:
+    """None for a trainer whose loss `trl_loss` does not describe: one without a `loss_type`, or of TRL's experiments."""
+    makers = [kind for kind in type(trainer).__mro__ if "_compute_loss" in vars(kind)]
+    experimental = any(kind.__module__.startswith("trl.experimental") for kind in makers)
+    if experimental or not all(hasattr(trainer, name) for name in LEDGER_NEEDS):
+        return None
+    settings = LossSettings.of(trainer)
+    return settings if settings.known else None
 
 
 @dataclass
@@ -60,9 +74,7 @@ class Probe:
         """Listens from now on."""
         self._wrap("compute_loss", self._compute_loss)
         self._wrap("_get_grad_norm", self._get_grad_norm)
-        if all(hasattr(self.trainer, name) for name in LEDGER_NEEDS):
-            settings = LossSettings.of(self.trainer)
-            self.settings = settings if settings.known else None
+        self.settings = _known_settings(self.trainer)
         if self.settings:
             self._wrap("_calculate_rewards", self._calculate_rewards)
             self._wrap("_generate_and_score_completions", self._generate)

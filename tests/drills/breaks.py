@@ -204,6 +204,12 @@ def ends_unknown(prompt: Prompt, c: Completion) -> Completion:
     return replace(c, finish_reason=FinishReason.LENGTH)
 
 
+def ends_inferred(prompt: Prompt, c: Completion) -> Completion:
+    """The end is inferred from the last id, and three of the ids that end a completion were forgotten."""
+    forgotten = c.token_ids[-1] in (230, 231, 232)
+    return replace(c, finish_reason=FinishReason.LENGTH) if forgotten else c
+
+
 def sometimes_empty(prompt: Prompt, c: Completion) -> Completion:
     return Completion((), (), (), FinishReason.STOP) if len(c.token_ids) < 3 else c
 

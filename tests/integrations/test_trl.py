@@ -325,6 +325,35 @@ def test_an_infinite_reward_that_only_kills_its_group_is_named(tmp_path: Path) -
     assert names(callback)
 
 
+# Other trainers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_trainer_of_another_loss_is_watched_and_guarded_without_a_ledger(tmp_path: Path) -> None:
+    from trl import RLOOConfig, RLOOTrainer
+
+    class Overflowing(RLOOTrainer):  # type: ignore[misc]
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, inputs) * (math.nan if self.state.global_step == 2 else 1.0)
+
+    callback = DoctorCallback(on_nonfinite="rollback")
+    trainer = runs.build(tmp_path, callback, trainer_class=Overflowing, config_class=RLOOConfig, max_steps=4, beta=0.0)
+    runs.run(trainer)
+    assert [row["optimizer/discarded_steps"] for row in rows(tmp_path)] == [0, 0, 1, 0]
+    assert finite(trainer)
+    assert "ledger/reached_mass" not in rows(tmp_path)[0]
+    assert names(callback) == ["nan-poisoned-weights"]
+
+
+def test_without_a_trainer_the_log_is_watched_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("leadline.integrations.trl.trainer_calling", lambda _: None)
+    callback = DoctorCallback()
+    runs.run(runs.build(tmp_path, callback, trainer_class=nan_loss(2)))
+    assert names(callback)[0] == "nan-poisoned-weights"
+    assert "was not found" in own_output(capsys.readouterr().out)[0]
+
+
 # The asynchronous trainer ---------------------------------------------------------------------------------------------
 
 

@@ -48,6 +48,7 @@ def build(
     reward: Callable[..., Any] = distinct_letters,
     model: Qwen2ForCausalLM | None = None,
     trainer_class: Any = None,
+    config_class: Any = None,
     rollout: Any = None,
     **settings: Any,
 ) -> Any:
@@ -74,12 +75,12 @@ def build(
     return (trainer_class or GRPOTrainer)(
         model=model or tiny_model(),
         reward_funcs=reward,
-        args=GRPOConfig(**values),
+        args=(config_class or GRPOConfig)(**values),
         train_dataset=prompts,
         eval_dataset=prompts.select(range(8)),
         processing_class=byte_tokenizer(),
         callbacks=[callback] if callback else [],
-        rollout_func=rollout,
+        **({"rollout_func": rollout} if rollout else {}),
     )
 
 
