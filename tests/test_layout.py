@@ -167,7 +167,6 @@ TESTED_ELSEWHERE = {
     "doctor/rules/": "doctor/test_rules.py",
     "doctor/readers/": "doctor/readers/",
     "doctor/reports/": "doctor/reports/",
-    "integrations/": "integrations/test_trl.py",
     "engines/base.py": "engines/test_contract.py",
     "engines/hf_cache.py": "engines/test_hf.py",
     "engines/hf_decode.py": "engines/test_hf.py",

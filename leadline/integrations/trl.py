@@ -29,6 +29,8 @@ QUIET_ROWS = 20
 """A finding that has not held for so many rows begins anew."""
 MOST_TIME = 0.01
 """Share of the time that goes into asking the rules: where steps are short, one look serves several of them."""
+URGENT = ("loss", "reward/mean", "optimizer/grad_norm")
+"""Where one of these is not finite, the rules are asked at once."""
 TRL = named("trl")
 
 
@@ -195,7 +197,8 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc]
         row.update({**understood, **measured, "step": float(state.global_step)})
         if "loss" in logs and self._files:
             self._files.write_row(row)
-        if self._nonfinite or time.monotonic() >= self._ask_again:
+        urgent = not all(math.isfinite(understood.get(name, 0.0)) for name in URGENT)  # the next step may not come
+        if self._nonfinite or urgent or time.monotonic() >= self._ask_again:
             self._examine(state.global_step)
 
     def _examine(self, step: int) -> None:

@@ -104,7 +104,12 @@ GENERATION = (
     ),
     short("many-truncated", "truncation-rate-high-unresolved", sampling={"max_tokens": 4}),
     short("end-token-unknown-to-trainer", "eos-id-mismatch", breaks.lying(answers=breaks.ends_unknown)),
-    short("ends-inferred-from-ids", "clipped-ratio-metric-wrong", breaks.lying(answers=breaks.ends_inferred)),
+    short(
+        "ends-inferred-from-ids",
+        "clipped-ratio-metric-wrong",
+        breaks.lying(answers=breaks.ends_inferred),
+        sampling={"max_tokens": 80},
+    ),
     short("nearly-greedy", "near-greedy-sampling", sampling={"temperature": 0.01}),
     short("empty-completions", "empty-completions", breaks.lying(answers=breaks.sometimes_empty)),
     fault(

@@ -64,11 +64,11 @@ class ClippedRatioMetricWrong(Rule):
         if len(cut) and cut.high == 0:
             found += self._full_window(run, cut)
         steps, share, longest = paired(cut, run["rollout/length_max"])
-        if len(steps) >= PERSISTENT and np.isfinite(limit):
-            impossible = (share > 0) & (longest < 0.95 * limit)
-            if impossible.mean() > 0.8 and np.median(share) < 0.3:
-                note = f"{{percent}} count as truncated though the longest completion is {number(float(longest.max()))} of {number(limit)}."
-                found.append(run.fact(cut, float(np.median(share)), 0.0, note, since=int(steps[0])))
+        steps, share, longest = steps[share > 0], share[share > 0], longest[share > 0]  # the others show nothing
+        short = longest < 0.95 * limit  # nowhere, if the limit is not known
+        if len(steps) >= PERSISTENT and short.mean() > 0.8 and np.median(share) < 0.3:
+            note = f"{{percent}} count as truncated though the longest completion is {number(float(longest.max()))} of {number(limit)}."
+            found.append(run.fact(cut, float(np.median(share)), 0.0, note, since=int(steps[0])))
         return found
 
     def lint(self, run: View) -> list[Evidence]:

@@ -20,7 +20,7 @@ class RewardServiceTimesOut(Rule):
     failures.
 
     ## References
-    AReaL issue 548 (a 15 s timeout read as 0). Two such steps in a run whose typical reward is 10 times the noise away:
+    AReaL issue 548 (a 15 s timeout read as 0). Two such steps in a run whose typical reward is 6 times the noise away:
     leadline's choice.
     """
 
@@ -43,7 +43,7 @@ class RewardServiceTimesOut(Rule):
         floor = 0.0 if np.isnan(lowest) else min(0.0, lowest)
         drops = np.flatnonzero(reward.values == floor)
         apart = len(drops) >= 2 and len(drops) < 0.2 * len(reward) and np.all(np.diff(drops) > 1)
-        if not apart or abs(reward.median - floor) < max(10 * reward.where(reward.values != floor).noise, 0.05):
+        if not apart or abs(reward.median - floor) < max(6 * reward.where(reward.values != floor).noise, 0.05):
             return []
         step = int(reward.steps[drops[-1]])
         note = f"The mean reward was exactly {number(floor)} at {len(drops)} single steps, last at step {step}, and {number(reward.median)} otherwise."
