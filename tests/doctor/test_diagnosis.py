@@ -213,3 +213,9 @@ def test_no_check_breaks_on_any_numbers_or_settings(seed: int) -> None:
     config = {name: odd[int(rng.integers(len(odd)))] for name in settings}
     report = diagnose(RunLog(rows, config, framework=str(rng.choice(["trl", "verl", "leadline"]))))
     assert [(item.name, item.broke) for item in report.not_checked if item.broke] == []
+
+
+def test_a_setting_that_is_an_empty_list_says_nothing_by_its_name() -> None:
+    pattern = r"\bstop\W*= \S"
+    assert View(RunLog([], {"sampling": {"stop": []}})).says(pattern) is None
+    assert View(RunLog([], {"sampling": {"stop": ["</a>"]}})).says(pattern) == "sampling.stop = ['</a>']"

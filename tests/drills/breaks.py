@@ -1,7 +1,6 @@
 """What can be broken between the prompt and the importance weights: engines that lie, and the prompts they are given."""
 
 import asyncio
-import copy
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -113,7 +112,7 @@ def not_replayed(**unseen: Any) -> Callable[[Parts], None]:
 def never_loaded(parts: Parts) -> None:
     """New weights never arrive; the version says that they do."""
     engine = own_engine(parts)
-    start = copy.deepcopy({name: tensor.clone() for name, tensor in parts.policy.weights().items()})
+    start = {name: tensor.clone() for name, tensor in parts.policy.weights().items()}
     parts.set_engine(Lying(engine, loaded=lambda weights, version: start))
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 from leadline.doctor.report import Report
 from tests.drills.faults import FAULTS
 from tests.drills.healthy import HEALTHY
@@ -101,6 +103,7 @@ def _healthy(healthy: Sequence[Outcome]) -> list[str]:
 
 def main() -> int:
     """0 if every fault was named first and no healthy run was called faulty."""
+    disable_progress_bar()  # of transformers, when a checkpoint is written
     outcomes = []
     for drill in (*FAULTS, *HEALTHY):
         outcomes.append(done := outcome(drill))

@@ -19,11 +19,6 @@ def rarely(completion_ids: Sequence[int]) -> float:
     return float(len(completion_ids) > 2 and even_share(completion_ids) > 0.7)
 
 
-def very_rarely(completion_ids: Sequence[int]) -> float:
-    """1.0 for about one completion in thirty."""
-    return float(len(completion_ids) > 6 and even_share(completion_ids) > 0.75)
-
-
 def shortness(completion_ids: Sequence[int]) -> float:
     """Shorter is better."""
     return max(0.0, 1.0 - len(completion_ids) / 40)

@@ -28,7 +28,7 @@ from leadline.rewards.scorer import build_scorer
 from leadline.rollouts import Roller
 from leadline.run_dir import RunDir
 from leadline.screen import Screen
-from leadline.session import Session
+from leadline.session import Session, _restore
 from leadline.types import Prompt
 
 END_IDS = frozenset({3, *range(230, 260)})
@@ -163,7 +163,5 @@ def _session(parts: Parts, path: Path, *, resume: bool) -> Session:
         position=0,
     )
     if resume:
-        from leadline.session import _restore
-
         _restore(session)
     return session

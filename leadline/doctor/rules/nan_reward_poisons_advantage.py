@@ -60,7 +60,20 @@ class NanRewardPoisonsAdvantage(Rule):
                     note = f"{name} was {value} at step {step}, where the gradient norm is not finite."
                     found.append(Evidence(name, int(step), float(value), 0.0, note))
                     break
+        for item in self._infinite(run):
+            if item.step not in bad:
+                found.append(item)
         return sorted(found, key=lambda item: item.step)
+
+    @staticmethod
+    def _infinite(run: View) -> list[Evidence]:
+        """An infinite reward with a finite gradient: the trainer set the advantages of its group to 0."""
+        note = "{name} was {value} {when}: no completion of that group has an advantage."
+        return [
+            item
+            for name in ("reward/max", "reward/min", "reward/mean")
+            for item in run.events(name, np.isinf, math.inf, note.replace("{name}", name))
+        ]
 
     def measure(self, run: View) -> list[Evidence]:
         note = "{name} is {value}: a reward was not finite."
@@ -70,6 +83,6 @@ class NanRewardPoisonsAdvantage(Rule):
 
     def forbids(self, run: View) -> list[Evidence]:
         grad = run.first_of(*GRAD)
-        if len(grad) and np.isfinite(grad.values).all():
+        if len(grad) and np.isfinite(grad.values).all() and not self._infinite(run):
             return [run.fact(grad, grad.last, math.inf, "Every gradient norm is finite (last {value}).")]
         return []
