@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -190,23 +190,28 @@ class View:
 
     def raw(self, pattern: str) -> Iterator[tuple[str, Any]]:
         """Settings by the framework's own name: (name, value) of each that matches (searched, lower case)."""
-        for name, value in self._flat:
-            if re.search(pattern, name.lower()):
-                yield name, value
+        for index in _matching(self._names_in_lower_case, pattern):
+            yield self._flat[index]
 
     def says(self, pattern: str) -> str | None:
         """The first setting whose name or text matches (searched, lower case), as `name = value`; None if none does.
         A setting that is off (False, 0, None, "none") says nothing by its name alone."""
-        for name, value in self._flat:
-            off = not value or value in ("none", "None", "null", "false", "False", "off")
-            text = str(value).lower() if off else f"{name.lower()} = {str(value).lower()}"
-            if re.search(pattern, text):
-                return f"{name} = {value}"
+        for index in _matching(self._said, pattern):
+            name, value = self._flat[index]
+            return f"{name} = {value}"
         return None
 
     @cached_property
     def _flat(self) -> tuple[tuple[str, Any], ...]:
         return tuple(_flatten(self.run.config or {}))
+
+    @cached_property
+    def _names_in_lower_case(self) -> tuple[str, ...]:
+        return tuple(name.lower() for name, _ in self._flat)
+
+    @cached_property
+    def _said(self) -> tuple[str, ...]:
+        return tuple(_said(name, value) for name, value in self._flat)
 
     def worded(self, text: str) -> str:
         """The text with our settings (in backticks) replaced by those of the run's framework."""
@@ -227,3 +232,14 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _flatten(value, f"{name}.")
         else:
             yield name, value
+
+
+def _said(name: str, value: Any) -> str:
+    off = not value or value in ("none", "None", "null", "false", "False", "off")
+    return str(value).lower() if off else f"{name.lower()} = {str(value).lower()}"
+
+
+@lru_cache(maxsize=1024)
+def _matching(texts: tuple[str, ...], pattern: str) -> tuple[int, ...]:
+    """Where the pattern is found. A live run asks the same of the same settings at every step, so it is remembered."""
+    return tuple(index for index, text in enumerate(texts) if re.search(pattern, text))
