@@ -35,6 +35,9 @@ app = typer.Typer(
 )
 errors = Console(stderr=True)
 
+TRAIN_PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "jaxtyping", "polars", "httpx")
+"""What the extra `train` brings, and a command may find missing."""
+
 
 def _print_version(asked: bool) -> None:
     if asked:
@@ -93,9 +96,24 @@ def main() -> None:
     try:
         app()
     except LeadlineError as error:
-        errors.print(f"[bold red]{type(error).__name__}[/]", highlight=False)
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        _print_error(error)
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in TRAIN_PACKAGES:
+            raise
+        _print_error(
+            ConfigError(
+                f"This command needs the package {package!r}, but it is not installed: `pip install leadline` alone is the "
+                "doctor. Nothing was started. Install the trainer with `pip install 'leadline[train]'`."
+            )
+        )
+        sys.exit(2)
+
+
+def _print_error(error: LeadlineError) -> None:
+    errors.print(f"[bold red]{type(error).__name__}[/]", highlight=False)
+    errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
 
 
 def _train(config: Config, path: Path, resume: bool, again: str) -> int:
@@ -120,9 +138,8 @@ def _train(config: Config, path: Path, resume: bool, again: str) -> int:
         return 130
     if difference is None:
         return 0
-    steps = sorted(session.evaluations)
-    first, last = (session.evaluations[step].metrics["eval/reward_mean"] for step in (steps[0], steps[-1]))
-    out.print(f"mean reward on {difference.prompts} held-out prompts: {first:.4f} before, {last:.4f} after")
+    means = f"{difference.before:.4f} before, {difference.after:.4f} after"
+    out.print(f"mean reward on {difference.prompts} held-out prompts: {means}")
     out.print(
         f"paired difference {difference.mean:+.4f}, 95 % bootstrap interval [{difference.low:+.4f}, {difference.high:+.4f}]"
     )

@@ -25,6 +25,9 @@ class Evaluation:
 class Difference:
     """A paired difference of means over prompts with its 95 % bootstrap interval."""
 
+    before: float
+    after: float
+    """Means over the prompts that have a reward in both evaluations."""
     mean: float
     low: float
     high: float
@@ -71,13 +74,15 @@ def pass_at_k(group: Group, k: int, threshold: float) -> float:
 
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Difference:
     """Mean over prompts of after - before, with the 95 % percentile bootstrap interval (10,000 resamples of prompts)."""
-    change = np.array([new - old for old, new in zip(before, after, strict=True)])
-    change = change[np.isfinite(change)]
-    if not len(change):
-        return Difference(math.nan, math.nan, math.nan, 0)
+    pairs = np.array(list(zip(before, after, strict=True)), dtype=float).reshape(-1, 2)
+    pairs = pairs[np.isfinite(pairs).all(axis=1)]
+    if not len(pairs):
+        return Difference(math.nan, math.nan, math.nan, math.nan, math.nan, prompts=0)
+    change = pairs[:, 1] - pairs[:, 0]
     draws = np.random.default_rng(seed).integers(0, len(change), (10_000, len(change)))
     low, high = np.quantile(change[draws].mean(axis=1), [0.025, 0.975])
-    return Difference(float(change.mean()), float(low), float(high), len(change))
+    first, last = pairs.mean(axis=0)
+    return Difference(float(first), float(last), float(change.mean()), float(low), float(high), prompts=len(change))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -269,3 +269,15 @@ def test_ctrl_c_while_parts_are_loaded_leaves_without_a_traceback(
     monkeypatch.setattr("leadline.session.load_model", interrupted)
     printed = command("train", "recipe.toml")
     assert printed.code == 130 and "Traceback" not in printed.err and not Path("runs").exists()
+
+
+def test_training_without_the_trainers_packages_says_what_to_install(place: Path) -> None:
+    blocked = (
+        "import sys; sys.modules['transformers'] = None; sys.argv = ['leadline', 'train', 'recipe.toml']; "
+        "from leadline.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", blocked], cwd=place, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "transformers" in done.stderr and "pip install 'leadline[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (place / "runs").exists()

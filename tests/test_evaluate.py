@@ -137,13 +137,14 @@ def test_the_interval_depends_on_the_seed_alone() -> None:
 
 
 def test_no_change_is_no_improvement() -> None:
-    assert paired_difference([0.5, 1.0], [0.5, 1.0]) == Difference(0.0, 0.0, 0.0, 2)
+    assert paired_difference([0.5, 1.0], [0.5, 1.0]) == Difference(0.75, 0.75, 0.0, 0.0, 0.0, 2)
     assert not paired_difference([0.5, 1.0], [0.5, 1.0]).improved
 
 
 def test_a_prompt_without_a_reward_in_either_is_left_out_and_counted() -> None:
     difference = paired_difference([0.0, NAN, 0.0, 1.0], [1.0, 1.0, NAN, 1.0])
     assert (difference.mean, difference.prompts) == (0.5, 2)
+    assert (difference.before, difference.after) == (0.5, 1.0)  # of these two, as the difference is
 
 
 def test_nothing_to_compare_is_nan_and_no_improvement() -> None:
