@@ -37,7 +37,7 @@ vllm: $(VENV)/.vllm  ## add a real vLLM for CPUs to the environment
 
 demo-vllm: $(VENV)/.vllm  ## the demo, sampled by a vLLM server that the run starts, one step ahead of the training
 	rm -rf runs/demo-vllm
-	$(BIN)/leadline train recipes/demo-vllm.toml
+	OMP_NUM_THREADS=1 $(BIN)/leadline train recipes/demo-vllm.toml
 
 test-vllm: $(VENV)/.vllm  ## the tests that need a real vLLM
 	OMP_NUM_THREADS=1 LEADLINE_REQUIRE_VLLM=1 $(BIN)/python -m pytest -m vllm tests/engines

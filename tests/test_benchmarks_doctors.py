@@ -10,7 +10,7 @@ from leadline.doctor.readers import read_runs
 
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
 NEEDS_SETTINGS = {"S4"}
-"""The log alone does not say how large beta is."""
+"""Ours takes beta from the settings only."""
 
 
 def said(log: Path) -> list[Said]:
