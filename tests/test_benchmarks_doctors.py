@@ -9,8 +9,6 @@ from leadline.doctor import diagnose
 from leadline.doctor.readers import read_runs
 
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
-NEEDS_SETTINGS = {"S4"}
-"""Ours takes beta from the settings only."""
 
 
 def said(log: Path) -> list[Said]:
@@ -25,7 +23,7 @@ def test_ours_is_right_with_the_settings(name: str, tmp_path: Path) -> None:
     assert judge_ours(SCENARIOS[name], found) == "right", found
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in NEEDS_SETTINGS])
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_ours_is_right_without_the_settings(name: str, tmp_path: Path) -> None:
     _, state = write(SCENARIOS[name], tmp_path / "run")
     found = said(state)

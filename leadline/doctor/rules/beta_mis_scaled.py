@@ -1,10 +1,11 @@
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from leadline.doctor.rule import PERSISTENT, TREND, Evidence, Rule, number
 from leadline.doctor.run_log import RunLog
-from leadline.doctor.series import paired
+from leadline.doctor.series import Floats, paired
 from leadline.doctor.signals import (
     reward_rises,
 )
@@ -59,8 +60,10 @@ class BetaMisScaled(Rule):
         ):
             note = f"The KL term of the loss is {{value}}, the policy term {number(float(np.median(np.abs(policy))))}."
             found.append(run.fact(run["loss/kl"], float(np.median(term)), 0.1, note, since=int(steps[0])))
-        beta = run.number("objective.beta")
         steps, loss, kl = paired(run["loss"], run.first_of("kl/k3", "kl/reference"))
+        beta = run.number("objective.beta")
+        if np.isnan(beta):
+            beta = _slope(loss, kl)
         flat = not reward_rises(run)
         heavy = beta > 0 and len(steps) >= TREND and np.median(beta * kl) > 0.1
         if not found and heavy and flat and np.median(np.abs(loss - beta * kl)) < 0.1 * np.median(beta * kl):
@@ -86,3 +89,10 @@ class BetaMisScaled(Rule):
 
     def avoid(self, run: View, evidence: Sequence[Evidence]) -> str:
         return "Do not raise the coefficient because the KL looks large: the KL term is what the loss consists of."
+
+
+def _slope(loss: Floats, kl: Floats) -> float:
+    """The coefficient that the log itself shows: the loss is a fixed multiple of a KL that varies; else NaN."""
+    if len(kl) < TREND or not np.std(kl) > 0.01 * np.mean(np.abs(kl)) or not np.corrcoef(loss, kl)[0, 1] > 0.99:
+        return math.nan
+    return float(loss @ kl / (kl @ kl))
