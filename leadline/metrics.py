@@ -37,7 +37,7 @@ LEDGER_STAGES: tuple[str, ...] = (
 )
 """Where the sampled signal can end, in the order in which a token meets the stages. See `ledger.py`."""
 
-_BANDS = "field survey of RL trainers' docs, CI limits and papers, dense bf16, temperature 1"
+_BANDS = "survey of RL trainers' docs, CI limits and papers, dense bf16, temperature 1"
 
 QUANTITIES: tuple[Quantity, ...] = (
     Quantity("step", "steps", "policy.update calls so far"),
@@ -121,7 +121,7 @@ QUANTITIES: tuple[Quantity, ...] = (
         "nats",
         "policy against reference, k3, over trained tokens",
         (0.0, 1.0),
-        "seed: KL > 1 in the first steps",
+        "Common Pitfalls in RL Post-Training",
     ),
     Quantity("optimizer/grad_norm", "", "gradient norm before clipping; NaN for a discarded step"),
     Quantity("optimizer/grad_norm_clipped", "", "the same after clipping"),

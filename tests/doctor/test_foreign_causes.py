@@ -111,7 +111,7 @@ CASES: dict[str, tuple[str, Rows, dict[str, Any]]] = {
         trl(6, learning_rate=3e-5, kl=lambda i: 0.002 * 6**i, reward=lambda i: 0.4 - 0.06 * i),
         {"framework": "trl", "learning_rate": 3e-5, "beta": 0.04},
     ),
-    "the seed's table": (
+    "the zero-loss table": (
         "importance-correction-erases-signal",
         [
             {"step": 10 * (i + 1), "loss": 0.0, "grad_norm": g, "reward": r, "reward_std": s, "IS_ratio_mean": w}

@@ -23,7 +23,7 @@ class AdvantageEpsilonDominates(Rule):
     Set `objective.advantage_epsilon` to 1e-6 (1e-4 at most): it is a rounding guard.
 
     ## References
-    Seed catalogue of RL pitfalls, "epsilon dominates the denominator". 1e-2 is the limit that leadline's config enforces: a
+    Common Pitfalls in RL Post-Training, "epsilon dominates the denominator". 1e-2 is the limit that leadline's config enforces: a
     group's std is often of that size. A mean |advantage| below 0.05 with a within-group std above 1e-3 is not possible with
     a small epsilon: it is 0.6 to 0.9 then.
     """

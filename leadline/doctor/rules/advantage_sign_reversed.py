@@ -19,7 +19,7 @@ class AdvantageSignReversed(Rule):
     advantage = reward - baseline, and the loss is minus advantage x ratio. Check both on a group with one right answer.
 
     ## References
-    Seed catalogue, "sign errors". A correlation below -0.5 in most dumped groups is no chance.
+    Common Pitfalls in RL Post-Training, "sign errors". A correlation below -0.5 in most dumped groups is no chance.
     """
 
     id = "LL120"

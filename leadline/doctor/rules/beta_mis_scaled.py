@@ -27,7 +27,7 @@ class BetaMisScaled(Rule):
     Lower `objective.beta`: to 0.001 to 0.04, or by the factor that brings beta x KL below a tenth of |advantage|.
 
     ## References
-    Seed catalogue: a KL term of ten times the policy term is too large. mlvlab/DeepVideoR1 issue 2. beta x KL above 0.1 with a flat reward
+    Common Pitfalls in RL Post-Training: a KL term of ten times the policy term is too large. mlvlab/DeepVideoR1 issue 2. beta x KL above 0.1 with a flat reward
     over 20 rows; 0.2 and more as a setting: leadline's choice.
     """
 

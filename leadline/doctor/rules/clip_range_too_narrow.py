@@ -25,7 +25,7 @@ class ClipRangeTooNarrow(Rule):
     Set `objective.clip_low` (and `objective.clip_high`) to 0.2; 3e-4 suits sequence-level ratios (GSPO) only.
 
     ## References
-    Seed catalogue, "clip range too narrow". Yu et al. 2025 use 0.2 and 0.28, GSPO (arXiv 2507.18071) 3e-4 at the sequence level. 0.4 over three
+    Common Pitfalls in RL Post-Training, "clip range too narrow". Yu et al. 2025 use 0.2 and 0.28, GSPO (arXiv 2507.18071) 3e-4 at the sequence level. 0.4 over three
     steps is leadline's choice.
     """
 

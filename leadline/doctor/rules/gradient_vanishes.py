@@ -30,7 +30,7 @@ class GradientVanishes(Rule):
     gradient norm (not the loss) of one batch with the correction, then the mask, switched off.
 
     ## References
-    The seed's run: rewards healthy, gradient norm 0.005, found only when the importance ratio was read. 0.01 with a flat reward over ten rows:
+    The public zero-loss run (Madison): rewards healthy, gradient norm 0.005, found only when the importance ratio was read. 0.01 with a flat reward over ten rows:
     leadline's choice, and only a possibility, for norms depend on the model.
     """
 

@@ -34,7 +34,7 @@ class LearningRateTooHigh(Rule):
     go back to a checkpoint before the rise.
 
     ## References
-    Seed catalogue: stable updates need 1e-7 to 5e-6, and a KL above 1 within the first steps says too high. jjyaoao/HelloAgents pull 108 (5e-5:
+    Common Pitfalls in RL Post-Training: stable updates need 1e-7 to 5e-6, and a KL above 1 within the first steps says too high. jjyaoao/HelloAgents pull 108 (5e-5:
     57 % to 2.4 %). From 5e-5 (full) and 5e-4 (LoRA) on the setting alone is a strong sign; tiny models bear more.
     A step that changes the weights by a tenth of their norm is far beyond any: stable ones change them by 1e-3 and less.
     """

@@ -17,7 +17,7 @@ class LogProbabilityPositive(Rule):
     Compare with `log_softmax(logits).gather(-1, token)` on two tokens by hand; assert that logprobs are at most 0.
 
     ## References
-    Seed catalogue, "sign errors in log-space" and "incorrect gathering". The bound 0 is exact, up to 1e-6 for rounding. A wrong axis
+    Common Pitfalls in RL Post-Training, "sign errors in log-space" and "incorrect gathering". The bound 0 is exact, up to 1e-6 for rounding. A wrong axis
     that gives negative numbers shows only against a second implementation.
     """
 

@@ -20,7 +20,7 @@ class PaddingInScoredText(Rule):
     Cut each completion at its first end token, by position and not by id, before decoding.
 
     ## References
-    Seed catalogue, "padding token contamination". More than a tenth of the dumped completions: leadline's choice. Two padding or
+    Common Pitfalls in RL Post-Training, "padding token contamination". More than a tenth of the dumped completions: leadline's choice. Two padding or
     end tokens at the very end: a policy may sample one anywhere. Only a dump of completions shows it: no metric does.
     """
 

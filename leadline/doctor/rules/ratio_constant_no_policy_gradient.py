@@ -30,7 +30,7 @@ class RatioConstantNoPolicyGradient(Rule):
     gradient returns, mend the ratio: exp(logp - logp.detach()) keeps the gradient, exp((logp - logp).detach()) does not.
 
     ## References
-    Seed catalogue, "loss not connected to policy parameters"; torchforge issue 571. Correlation of gradient norm and KL above 0.95 with a
+    Common Pitfalls in RL Post-Training, "loss not connected to policy parameters"; torchforge issue 571. Correlation of gradient norm and KL above 0.95 with a
     start at 0: leadline's choice.
     """
 

@@ -25,7 +25,7 @@ class ReferenceNotFrozen(Rule):
     adapter, and check that the KL rises from 0 after the first steps.
 
     ## References
-    Seed catalogue, "reference model not frozen". A KL below 1e-6 over 20 rows in which the reward rises beyond its noise: leadline's choice.
+    Common Pitfalls in RL Post-Training, "reference model not frozen". A KL below 1e-6 over 20 rows in which the reward rises beyond its noise: leadline's choice.
     """
 
     id = "LL429"

@@ -23,7 +23,7 @@ class StopStringReadAsTruncation(Rule):
     `objective.mask_truncated` off.
 
     ## References
-    Measured on TRL 1.16 with `stop`: share 1.0; with truncation masking no parameter changed. The seed's run shows the same. A
+    Measured on TRL 1.16 with `stop`: share 1.0; with truncation masking no parameter changed. The public zero-loss run (Madison) shows the same. A
     share above 0.9 with stop strings and healthy rewards: leadline's choice.
     """
 
