@@ -52,6 +52,7 @@ def _pickle_of(data: bytes) -> bytes | None:
                     with archive.open(entry) as file:
                         return file.read(MAX_PICKLE)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+        # Damaged, encrypted or compressed in a way that zipfile cannot read: no settings, and the caller says so.
         return None
     return None
 
