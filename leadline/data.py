@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leadline import config as settings
+from leadline.config import Config
 from leadline.errors import ConfigError, DataError
+from leadline.settings.data import Data as DataSettings
 from leadline.sources import REASONING_GYM, Row, load_rows
 from leadline.types import Prompt
 
@@ -81,9 +82,7 @@ class PromptData:
     """Training rows left out because a held-out prompt has the same text."""
 
 
-def load_prompts(
-    config: settings.Config, tokenizer: PreTrainedTokenizerBase, *, context_length: int | None
-) -> PromptData:
+def load_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, *, context_length: int | None) -> PromptData:
     """The prompts of a run, all of them within the model's `context_length` (None = unknown).
 
     Raises ConfigError: limits that leave no room for a prompt. Raises DataError: a source that cannot be read, has no
@@ -98,7 +97,7 @@ def load_prompts(
 
 
 def _load(
-    config: settings.Config,
+    config: Config,
     tokenizer: PreTrainedTokenizerBase,
     limit: int | None,
     source: str,
@@ -114,7 +113,7 @@ def _load(
 
 
 def _held_out(
-    config: settings.Config, tokenizer: PreTrainedTokenizerBase, limit: int | None, candidates: list[Prompt]
+    config: Config, tokenizer: PreTrainedTokenizerBase, limit: int | None, candidates: list[Prompt]
 ) -> list[Prompt]:
     """`eval.prompts` prompts of different texts, from `eval_source` or, without one, from `source`."""
     data, count, seed = config.data, config.eval.prompts, config.run.seed
@@ -133,7 +132,7 @@ def _held_out(
     return [different[i] for i in order[:count]]
 
 
-def prompt_limit(config: settings.Config, context_length: int | None) -> int | None:
+def prompt_limit(config: Config, context_length: int | None) -> int | None:
     """Most tokens that a prompt may have; None = no limit is known. Raises ConfigError."""
     asked, most = config.data.max_prompt_tokens, config.sampling.max_tokens
     if context_length is None:
@@ -155,7 +154,7 @@ def prompt_limit(config: settings.Config, context_length: int | None) -> int | N
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase,
     value: Any,
-    data: settings.Data,
+    data: DataSettings,
     chat_template_kwargs: Mapping[str, Any],
 ) -> tuple[str, list[int]]:
     """The text that the model continues, and its token ids.
@@ -199,9 +198,7 @@ def _rng(seed: int, *words: int) -> np.random.Generator:
     return np.random.default_rng([seed % 2**64, *words])  # numpy takes no negative seeds
 
 
-def _prompt(
-    tokenizer: PreTrainedTokenizerBase, row: Row, where: str, config: settings.Config, limit: int | None
-) -> Prompt:
+def _prompt(tokenizer: PreTrainedTokenizerBase, row: Row, where: str, config: Config, limit: int | None) -> Prompt:
     column = config.data.prompt_column
     if column not in row:
         raise DataError(
@@ -223,7 +220,7 @@ def _prompt(
     return Prompt(0, text, tuple(ids), {name: value for name, value in row.items() if name != column})
 
 
-def _uses_template(tokenizer: PreTrainedTokenizerBase, data: settings.Data) -> bool:
+def _uses_template(tokenizer: PreTrainedTokenizerBase, data: DataSettings) -> bool:
     has_template = tokenizer.chat_template is not None
     if data.chat and not has_template:
         raise DataError(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from leadline.config import Decoding, Sampling
+from leadline.settings.reward import Decoding
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason
 
 if TYPE_CHECKING:

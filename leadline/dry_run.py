@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
-from leadline.config import Config, Model
+from leadline.config import Config
 from leadline.data import PromptData, load_prompts
 from leadline.engines.scripted import ScriptedEngine, echo_script
 from leadline.errors import DataError, LeadlineError, ModelError
@@ -25,6 +25,7 @@ from leadline.models import load_model
 from leadline.policy import Policy
 from leadline.rewards.scorer import Scorer, build_scorer
 from leadline.rollouts import Roller
+from leadline.settings.model import Model
 from leadline.sources import REASONING_GYM, Row, load_rows
 from leadline.train import Step, train
 from leadline.types import Prompt

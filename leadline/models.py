@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline import config
 from leadline.attention import recomputing_contexts
 from leadline.errors import ModelError
 from leadline.model_sources import read_model, read_tokenizer, seeded
+from leadline.settings.model import Model as ModelSettings
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Loaded:
     """Most tokens of prompt and completion together; None = the model states no limit."""
 
 
-def load_model(settings: config.Model, seed: int = 0) -> Loaded:
+def load_model(settings: ModelSettings, seed: int = 0) -> Loaded:
     """The model of `settings`, ready to train: right dtype and device, dropout 0, LoRA adapter if asked for.
 
     `seed` decides the weights of `tiny` and of a fresh adapter. Raises ModelError.
@@ -125,7 +125,7 @@ def _device(name: str) -> torch.device:
     return found or torch.device("cpu")
 
 
-def _with_adapter(model: Any, settings: config.Model, seed: int) -> nn.Module:
+def _with_adapter(model: Any, settings: ModelSettings, seed: int) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     adapter = LoraConfig(

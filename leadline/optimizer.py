@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline import config
+from leadline.settings.optimizer import Optimizer as OptimizerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Outcome:
     """|change of the weights| / |weights|; 0 if discarded."""
 
 
-def learning_rate(settings: config.Optimizer, step: int, total_steps: int) -> float:
+def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
     """The rate of step `step` (from 0): linear warm-up, then constant, linear or cosine to 0 at `total_steps`."""
     if step < settings.warmup_steps:
         return settings.learning_rate * (step + 1) / (settings.warmup_steps + 1)
@@ -43,7 +43,7 @@ def learning_rate(settings: config.Optimizer, step: int, total_steps: int) -> fl
 class Optimizer:
     """AdamW over the trainable parameters of a model."""
 
-    def __init__(self, model: nn.Module, settings: config.Optimizer) -> None:
+    def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
         self._settings = settings
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]

@@ -1,4 +1,4 @@
-"""Every setting with its docstring, for `leadline train --help` and docs/config.md. Generated from `config.py`."""
+"""Every setting with its docstring, for `leadline train --help` and docs/config.md. Generated from `settings/`."""
 
 import json
 import textwrap
@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from leadline.config import SECTIONS, Section
+from leadline.config import SECTIONS
 from leadline.rewards import REWARDS
+from leadline.settings.section import Section
 
 
 def settings_help(width: int = 100) -> str:
@@ -19,7 +20,7 @@ def settings_help(width: int = 100) -> str:
 
 def settings_markdown() -> str:
     """The page docs/config.md."""
-    parts = ["# Settings", "", "Generated from `leadline/config.py` by `make docs`; do not edit.", ""]
+    parts = ["# Settings", "", "Generated from `leadline/settings/` by `make docs`; do not edit.", ""]
     for name, section in SECTIONS.items():
         parts += [f"## `{_header(name)}`", "", _doc(section), ""]
         parts += ["| setting | default | type | meaning |", "| --- | --- | --- | --- |"]

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from leadline.config import Data
 from leadline.errors import DataError
+from leadline.settings.data import Data
 
 Row = Mapping[str, Any]
 

@@ -10,10 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leadline.batch import Batch, Minibatch
-from leadline.config import Config, Objective
+from leadline.config import Config
 from leadline.objective.importance import RolloutWeights, rollout_weights
 from leadline.objective.kl import kl_divergence
 from leadline.objective.losses import high_entropy_mask, policy_loss, token_shares
+from leadline.settings.objective import Objective
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from leadline.batch import Batch, build_batch
-from leadline.config import Config, RolloutSettings
+from leadline.config import Config
 from leadline.engines.base import Engine
 from leadline.errors import LeadlineError, NoSignalError, TrainingError
 from leadline.rollout_queue import PromptSource, RolloutQueue, check_staleness
 from leadline.rollouts import Roller, check_failures, has_signal, rollout_metrics
+from leadline.settings.rollout import RolloutSettings
 from leadline.types import Group, Weights
 from leadline.update_metrics import Update
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from leadline.batch import Batch
-from leadline.config import Config, Model
+from leadline.config import Config
 from leadline.data import PromptStream
 from leadline.engines.base import Engine
 from leadline.engines.scripted import ScriptedEngine
@@ -14,6 +14,7 @@ from leadline.model_sources import read_tokenizer
 from leadline.rewards.component import component
 from leadline.rewards.scorer import Scorer
 from leadline.rollouts import Roller
+from leadline.settings.model import Model
 from leadline.train import Step, train
 from leadline.types import Completion, FinishReason, Prompt, Weights
 from leadline.update_metrics import Update

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from leadline import __version__, cli
-from leadline.config import SECTIONS, Model
+from leadline.config import SECTIONS
 from leadline.model_sources import read_tokenizer
+from leadline.settings.model import Model
 from tests.processes import leadline
 
 RECIPE = """

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leadline.config import DEFAULT_AGGREGATION, SECTIONS, Config, Reward, dump_config, parse_config
+from leadline.config import SECTIONS, Config, dump_config, parse_config
 from leadline.errors import ConfigError
+from leadline.settings.objective import DEFAULT_AGGREGATION
+from leadline.settings.reward import Reward
 
 HOUSE_FORM = re.compile(r"\S+ (is|has) .+, but .+\. .+\. .+\.$")
 """`<setting> is <value>, but <fact>. <Consequence>. <Do this.>`"""

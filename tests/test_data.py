@@ -8,9 +8,10 @@ import datasets
 import pytest
 import reasoning_gym
 
-from leadline.config import Config, Data, parse_config
+from leadline.config import Config, parse_config
 from leadline.data import PromptStream, load_prompts, prompt_limit, render_prompt
 from leadline.errors import ConfigError, DataError
+from leadline.settings.data import Data
 from leadline.types import Prompt
 from tests.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leadline.config import Decoding, Sampling
 from leadline.decoding import decode, strip_reasoning
+from leadline.settings.reward import Decoding
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason
 from tests.byte_tokenizer import byte_tokenizer
 

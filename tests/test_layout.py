@@ -20,7 +20,8 @@ ALLOWED = {
     "errors": (),
     "metrics": (),
     "aliases": (),
-    "config": ("errors", "aliases", "config_problems"),
+    "settings": ("aliases", "settings"),
+    "config": ("errors", "config_problems", "settings"),
     "config_problems": ("config",),  # for types only: config.py imports it
     "objective": ("objective",),
     "doctor": ("metrics", "errors", "doctor"),
@@ -33,7 +34,18 @@ BUILDERS = {"session", "dry_run", "cli"}
 PARTS = {"leadline.engines.hf", "leadline.engines.scripted", "leadline.engines.vllm_http", "leadline.policy"}
 """What is chosen by a setting, or holds the weights: only builders, and the parts themselves, name them."""
 
-LIGHT = {"types", "errors", "metrics", "aliases", "config", "config_problems", "recipe", "doctor", "settings_help"}
+LIGHT = {
+    "types",
+    "errors",
+    "metrics",
+    "aliases",
+    "config",
+    "config_problems",
+    "recipe",
+    "doctor",
+    "settings_help",
+    "settings",
+}
 """Imported by `leadline --help` and `leadline doctor`, on machines without torch."""
 
 HEAVY = {"torch", "transformers", "datasets", "polars", "safetensors", "peft", "jaxtyping"}
@@ -191,6 +203,7 @@ TESTED_ELSEWHERE = {
     "rewards/math_answer.py": "rewards/test_builtins.py",
     "rewards/overlong.py": "rewards/test_builtins.py",
     "rewards/reasoning_gym.py": "rewards/test_builtins.py",
+    "settings/": "test_config.py",
 }
 """Files (and folders, of which one suite tests every file) without a test file of their own name, and what covers them."""
 

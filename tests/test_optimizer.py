@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leadline import config
 from leadline.optimizer import Optimizer, learning_rate
+from leadline.settings.optimizer import Optimizer as OptimizerSettings
 
 
 def module(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -19,8 +19,8 @@ def module(dtype: torch.dtype = torch.float32) -> nn.Module:
     return made
 
 
-def settings(**values: float | str | int) -> config.Optimizer:
-    return config.Optimizer.model_validate({"learning_rate": 0.1, "max_grad_norm": 1e9, **values})
+def settings(**values: float | str | int) -> OptimizerSettings:
+    return OptimizerSettings.model_validate({"learning_rate": 0.1, "max_grad_norm": 1e9, **values})
 
 
 def give_gradients(made: nn.Module, seed: int = 1, scale: float = 1.0) -> None:

@@ -7,8 +7,9 @@ from typing import Any, get_args
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from leadline.config import Config, Run, parse_config
+from leadline.config import Config, parse_config
 from leadline.errors import ConfigError
+from leadline.settings.run import Run
 from leadline.trackers import TRACKERS, open_trackers
 
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from leadline.config import Sampling
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, Prompt, Weights
 
 

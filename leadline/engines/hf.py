@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from leadline.config import Dtype, Sampling
 from leadline.engines.hf_decode import Decoder, Request
 from leadline.errors import EngineError
 from leadline.models import is_lora
+from leadline.settings.rollout import Sampling
+from leadline.settings.section import Dtype
 from leadline.types import Completion, Prompt, Weights
 
 T = TypeVar("T")

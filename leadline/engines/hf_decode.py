@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from leadline.config import Sampling
 from leadline.engines.hf_cache import RowCache
 from leadline.errors import EngineError
 from leadline.models import plain_model
 from leadline.objective.logprobs import token_logprobs
 from leadline.objective.sampling import draw, processed_logits
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
 
 

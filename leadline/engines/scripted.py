@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from leadline.config import Sampling
 from leadline.errors import EngineError
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt, Weights
 
 Script = Callable[[Prompt, int], Sequence[Completion]]

@@ -77,8 +77,8 @@ def server_options(
     """Options for the model of a recipe, with what this machine needs. Raises ModelError, EngineError."""
     import torch
 
-    from leadline.config import Model
     from leadline.model_sources import model_directory
+    from leadline.settings.model import Model
 
     cpu = not torch.accelerator.is_available()
     gib = CPU_KV_CACHE_GIB if cpu and kv_cache_gib is None else kv_cache_gib

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from leadline.config import EngineSettings, Sampling
 from leadline.engines.base import WeightPush
 from leadline.engines.vllm_link import Busy, Link, ServerLost
 from leadline.engines.vllm_logprobs import converted_completions, is_plain, reports_raw, tops_needed
@@ -16,6 +15,7 @@ from leadline.engines.vllm_server import VLLMServer
 from leadline.engines.vllm_snapshot import Score
 from leadline.engines.vllm_wire import Ask, MalformedAnswer, joined, read_completions
 from leadline.errors import EngineError
+from leadline.settings.rollout import EngineSettings, Sampling
 from leadline.types import Completion, FinishReason, Prompt, Weights
 
 TRIES = 3

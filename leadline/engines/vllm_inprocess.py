@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from leadline.config import Sampling
 from leadline.engines.vllm_server import ServerOptions, check_installed
 from leadline.engines.vllm_snapshot import PROBE_PROMPT, PROBES, Score, plain_tensors, probe_ids
 from leadline.engines.vllm_weights import PROBE_TOP, TOLERANCE
 from leadline.engines.vllm_wire import Ask, request_body
 from leadline.engines.vllm_worker import fingerprints, serve_weights
 from leadline.errors import EngineError
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt, Weights
 
 T = TypeVar("T")

@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leadline.config import Sampling
 from leadline.engines.vllm_link import Link
 from leadline.engines.vllm_snapshot import Score
 from leadline.engines.vllm_wire import Ask, MalformedAnswer, logprob, read_choices, read_completions
 from leadline.errors import EngineError
 from leadline.objective.logprobs import token_logprobs
 from leadline.objective.sampling import processed_logits
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, Prompt, Weights
 
 PROBE_TEMPERATURE = 2.0

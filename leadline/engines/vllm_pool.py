@@ -14,13 +14,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from leadline.config import EngineSettings
 from leadline.engines.base import WeightPush
 from leadline.engines.vllm_link import Link, ServerLost
 from leadline.engines.vllm_newest import Newest, newest_of
 from leadline.engines.vllm_server import VLLMServer
 from leadline.engines.vllm_wire import Ask
 from leadline.errors import EngineError
+from leadline.settings.rollout import EngineSettings
 from leadline.types import Weights
 
 HEALTH_EVERY_S = 5.0

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leadline.config import Sampling
 from leadline.errors import EngineError
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
 
 SHOWN = 300

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.config import Decoding
 from leadline.errors import ConfigError
+from leadline.settings.reward import Decoding
 
 TAGS = ("think", "answer")
 

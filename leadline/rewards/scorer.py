@@ -5,12 +5,12 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from leadline.config import Decoding, Reward
 from leadline.errors import DataError
 from leadline.rewards.component import GIVEN, Component, Failure, Outcome, checked_parameters, component
 from leadline.rewards.format_tags import check_decoding
 from leadline.rewards.resolve import resolve
 from leadline.rewards.reward_model import RewardModel
+from leadline.settings.reward import Decoding, Reward
 from leadline.types import Completion, FinishReason, Prompt, Rollout
 
 MAX_THREADS = 32

@@ -1,8 +1,9 @@
 import re
 
-from leadline.config import Config, Reward
+from leadline.config import Config
 from leadline.doctor.rules import RULES
 from leadline.doctor.wording import PLAIN, worded
+from leadline.settings.reward import Reward
 
 
 def test_an_option_of_the_framework_takes_the_place_of_ours_and_plain_words_that_of_none() -> None:

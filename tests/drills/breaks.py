@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.config import Sampling
 from leadline.engines.base import Engine
 from leadline.engines.hf import HFEngine
 from leadline.objective.sampling import processed_logits
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt, Weights
 from tests.drills.run import Parts
 

@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-from leadline.config import EngineSettings, Sampling
 from leadline.engines.hf import HFEngine
 from leadline.engines.vllm_http import VLLMEngine
 from leadline.models import Loaded
+from leadline.settings.rollout import EngineSettings, Sampling
 from leadline.types import Completion, FinishReason, Prompt, Weights
 from tests.engines.fake_vllm import Body, FakeVLLM
 

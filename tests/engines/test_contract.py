@@ -16,13 +16,14 @@ from tokenizers.models import WordLevel
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from leadline.config import Model, Sampling
 from leadline.engines.base import Engine
 from leadline.engines.hf import HFEngine
 from leadline.engines.scripted import ScriptedEngine, echo_script
 from leadline.models import Loaded, load_model, merged_weights
 from leadline.objective.logprobs import token_logprobs
 from leadline.objective.sampling import processed_logits
+from leadline.settings.model import Model
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
 from tests.engines.served_model import ServedModel
 

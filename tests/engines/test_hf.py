@@ -14,11 +14,12 @@ from transformers.models.mamba import MambaConfig
 from transformers.models.mistral import MistralConfig
 from transformers.models.qwen3 import Qwen3Config
 
-from leadline.config import Model, Sampling
 from leadline.engines import hf_cache
 from leadline.engines.hf import HFEngine
 from leadline.errors import EngineError
 from leadline.models import Loaded, load_model, merged_weights
+from leadline.settings.model import Model
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
 
 PROMPTS = [

@@ -4,9 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from leadline.config import Sampling
 from leadline.engines.scripted import ScriptedEngine, echo_script
 from leadline.errors import EngineError
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
 
 SAMPLING = Sampling()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from leadline.config import EngineSettings, Sampling
 from leadline.engines import vllm_link, vllm_pool
 from leadline.engines.vllm_http import VLLMEngine
 from leadline.errors import EngineError
+from leadline.settings.rollout import EngineSettings, Sampling
 from leadline.types import Completion, FinishReason, Prompt
 from tests.engines.fake_vllm import EOS, VOCAB, Body, FakePush, FakeVLLM, Reply, random_draw
 

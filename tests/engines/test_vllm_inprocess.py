@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from leadline.config import Sampling
 from leadline.engines.vllm_inprocess import VLLMInProcess
 from leadline.engines.vllm_server import ServerOptions
 from leadline.engines.vllm_snapshot import policy_score
 from leadline.errors import EngineError
 from leadline.models import Loaded, merged_weights
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
 from tests.engines.test_contract import plain_logprobs
 from tests.engines.vllm_models import changed, llama, saved

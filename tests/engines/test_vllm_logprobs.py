@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.config import Config, Sampling
+from leadline.config import Config
 from leadline.engines.vllm_http import VLLMEngine
 from leadline.engines.vllm_snapshot import policy_score
 from leadline.errors import EngineError, TrainingError
 from leadline.objective.sampling import processed_logits
 from leadline.policy import Policy
 from leadline.rollouts import Roller
+from leadline.settings.rollout import Sampling
 from leadline.train import Step, train
 from leadline.types import Completion, Prompt, Rollout
 from tests.builders import all_finite, policy, settings, snapshot

@@ -21,7 +21,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leadline.config import EngineSettings, Model, Sampling
 from leadline.engines.serve_command import CPU_ARGUMENTS, recipe_lines
 from leadline.engines.vllm_http import VLLMEngine
 from leadline.engines.vllm_server import ServerOptions, VLLMServer, free_port
@@ -29,6 +28,8 @@ from leadline.engines.vllm_snapshot import policy_score
 from leadline.engines.vllm_weights import ServerPush, Transport
 from leadline.errors import EngineError
 from leadline.models import Loaded, load_model, merged_weights
+from leadline.settings.model import Model
+from leadline.settings.rollout import EngineSettings, Sampling
 from leadline.types import Completion, FinishReason, Prompt
 from tests.engines.test_contract import plain_logprobs
 from tests.engines.vllm_models import changed, llama, mixture, saved

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from leadline.config import Sampling
 from leadline.engines.vllm_wire import (
     Ask,
     MalformedAnswer,
@@ -19,6 +18,7 @@ from leadline.engines.vllm_wire import (
     request_body,
 )
 from leadline.errors import EngineError
+from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
 
 PROMPT = Prompt(index=7, text="", token_ids=(11, 12, 13))

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from leadline.config import Model
 from leadline.model_sources import read_tokenizer
 from leadline.models import Loaded, save_model
+from leadline.settings.model import Model
 
 SIZES = {
     "hidden_size": 64,

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from leadline.config import Reward
 from leadline.errors import RewardError
 from leadline.rewards.reward_model import RewardModel
 from leadline.rewards.scorer import build_scorer
+from leadline.settings.reward import Reward
 from leadline.types import Completion, FinishReason, Prompt
 from tests.byte_tokenizer import byte_tokenizer
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from leadline.config import Decoding, Reward
 from leadline.errors import ConfigError, DataError, RewardError
 from leadline.rewards.component import Component, component
 from leadline.rewards.scorer import Scorer, build_scorer
+from leadline.settings.reward import Decoding, Reward
 from leadline.types import Completion, FinishReason, Prompt, Rollout
 
 PROMPT = Prompt(3, "2 + 3?", (1, 2), {"answer": "5", "level": 2})
