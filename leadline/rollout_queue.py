@@ -10,9 +10,10 @@ TorchTitan's.)
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Protocol
 
+from leadline.activity import Activity
 from leadline.errors import StalenessError
 from leadline.types import Group, Prompt
 
@@ -27,7 +28,10 @@ class PromptSource(Protocol):
 
 
 class RolloutQueue:
-    """Started groups, first in first out: in the order of starting, so that slow groups are never overtaken."""
+    """Started groups, first in first out: in the order of starting, so that slow groups are never overtaken.
+
+    `ahead` are prompts that an earlier part of the run has trained out of their turn: they are passed over.
+    """
 
     def __init__(
         self,
@@ -36,9 +40,13 @@ class RolloutQueue:
         *,
         groups_per_step: int,
         max_staleness: int,
+        ahead: Collection[int] = (),
+        activity: Activity | None = None,
     ) -> None:
         self._rollout = rollout
         self._prompts = prompts
+        self._ahead = set(ahead)
+        self._activity = activity or Activity()
         self._slots = asyncio.Semaphore((max_staleness + 1) * groups_per_step)
         self._started: deque[tuple[Prompt, asyncio.Task[Group]]] = deque()
         self._news = asyncio.Event()
@@ -48,11 +56,16 @@ class RolloutQueue:
         """Stream position of the first prompt that has not been handed to training: where a resumed run goes on."""
         return self._started[0][0].index if self._started else self._prompts.position
 
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """Prompts beyond the position that have been handed to training, by refills."""
+        return tuple(sorted(index for index in self._ahead if index >= self.position))
+
     async def fill(self, tasks: asyncio.TaskGroup) -> None:
         """Start a group whenever one may start. Runs until cancelled."""
         while True:
             await self._slots.acquire()
-            prompt = next(self._prompts)
+            prompt = self._next_prompt()
             self._started.append((prompt, tasks.create_task(self._rollout(prompt))))
             self._news.set()
 
@@ -63,13 +76,18 @@ class RolloutQueue:
             while not self._started:
                 self._news.clear()
                 await self._news.wait()
-            groups.append(await self._started[0][1])
+            prompt, task = self._started[0]
+            with self._activity.trainer(f"waits for the group of prompt {prompt.index}"):
+                groups.append(await task)
             self._started.popleft()
         return groups
 
     async def refill(self, count: int) -> list[Group]:
         """`count` further groups, started now with the newest weights and outside the slots."""
-        return list(await asyncio.gather(*(self._rollout(next(self._prompts)) for _ in range(count))))
+        with self._activity.trainer(f"waits for {count} further groups"):
+            groups = await asyncio.gather(*(self._rollout(self._next_prompt()) for _ in range(count)))
+        self._ahead = {*self.ahead, *(group.prompt.index for group in groups)}
+        return list(groups)
 
     def release(self, count: int) -> None:
         """The weights that `count` taken groups trained are live in the engine: as many new ones may start."""
@@ -81,13 +99,23 @@ class RolloutQueue:
         for _, task in self._started:
             task.cancel()
 
+    def _next_prompt(self) -> Prompt:
+        while (prompt := next(self._prompts)).index in self._ahead:
+            pass
+        return prompt
 
-def check_staleness(groups: Sequence[Group], policy_version: int, max_staleness: int) -> None:
-    """Raise StalenessError if a token is older than the bound (the queue makes that impossible; this is the proof)."""
+
+def check_staleness(
+    groups: Sequence[Group], policy_version: int, max_staleness: int, replay_max_staleness: int = 0
+) -> None:
+    """Raise StalenessError if a token is older than its bound (queue and buffer make that impossible; this is the proof)."""
     for group in groups:
-        if group.policy_version is not None and policy_version - group.policy_version > max_staleness:
+        name, bound = "max_staleness", max_staleness
+        if group.replayed:
+            name, bound = "replay_max_staleness", replay_max_staleness
+        if group.policy_version is not None and policy_version - group.policy_version > bound:
             raise StalenessError(
-                f"rollout.max_staleness is {max_staleness}, but prompt {group.prompt.index} has tokens of version "
+                f"rollout.{name} is {bound}, but prompt {group.prompt.index} has tokens of version "
                 f"{group.policy_version} at version {policy_version}. They would train off policy beyond the bound. "
                 "Report this as a bug of the rollout queue."
             )

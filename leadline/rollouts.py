@@ -3,11 +3,12 @@
 import math
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from leadline.activity import Activity
 from leadline.config import Config
 from leadline.config_problems import OVERLONG
 from leadline.decoding import decode
@@ -33,6 +34,8 @@ class Roller:
     tokenizer: Any
     eos_ids: Collection[int]
     config: Config
+    activity: Activity = field(default_factory=Activity)
+    """Is told what each group waits for."""
 
     async def train_group(self, prompt: Prompt) -> Group:
         """The group that a step trains on."""
@@ -43,23 +46,26 @@ class Roller:
 
     async def group(self, prompt: Prompt, size: int, sampling: Sampling) -> Group:
         """`size` rollouts of the prompt."""
-        started = time.perf_counter()
-        completions = await self.engine.generate(prompt, size, sampling)
-        generated = time.perf_counter()
-        texts = [
-            decode(
-                self.tokenizer,
-                completion,
-                prompt_text=prompt.text,
-                settings=self.config.decoding,
-                sampling=sampling,
-                eos_ids=self.eos_ids,
-            )
-            for completion in completions
-        ]
-        rollouts = await self.scorer.score(prompt, completions, texts)
-        timings = {"generate": generated - started, "reward": time.perf_counter() - generated}
+        with self.activity.group(prompt.index) as waits_for:
+            waits_for("the engine")
+            started = time.perf_counter()
+            completions = await self.engine.generate(prompt, size, sampling)
+            generated = time.perf_counter()
+            texts = [self._text(prompt, completion, sampling) for completion in completions]
+            waits_for("rewards")
+            rollouts = await self.scorer.score(prompt, completions, texts)
+            timings = {"generate": generated - started, "reward": time.perf_counter() - generated}
         return Group(prompt, rollouts, timings)
+
+    def _text(self, prompt: Prompt, completion: Completion, sampling: Sampling) -> str:
+        return decode(
+            self.tokenizer,
+            completion,
+            prompt_text=prompt.text,
+            settings=self.config.decoding,
+            sampling=sampling,
+            eos_ids=self.eos_ids,
+        )
 
     def _penalised(self, rollout: Rollout) -> Rollout:
         objective = self.config.objective

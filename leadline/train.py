@@ -7,22 +7,24 @@ Synchronous training is this loop with `rollout.max_staleness = 0`.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
+from leadline.activity import Activity
 from leadline.batch import Batch, build_batch
+from leadline.concurrency import PlainTaskGroup, whole
 from leadline.config import Config
 from leadline.engines.base import Engine
-from leadline.errors import LeadlineError, NoSignalError, TrainingError
+from leadline.errors import NoSignalError, TrainingError
+from leadline.place import Place
+from leadline.replay_buffer import ReplayBuffer, fresh
 from leadline.rollout_queue import PromptSource, RolloutQueue, check_staleness
 from leadline.rollouts import Roller, check_failures, has_signal, rollout_metrics
 from leadline.settings.rollout import RolloutSettings
 from leadline.types import Group, Weights
 from leadline.update_metrics import Update
-
-T = TypeVar("T")
+from leadline.waiting import StepWatch
 
 
 class Trainee(Protocol):
@@ -46,8 +48,16 @@ class Step:
     batch: Batch
     update: Update
     metrics: dict[str, float]
-    position: int
-    """Where the prompt stream goes on if the run is resumed after this step."""
+    place: Place
+    """Where the stream of groups goes on if the run is resumed after this step."""
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def _no_metrics(groups: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
+    return {}
 
 
 async def train(
@@ -58,78 +68,104 @@ async def train(
     roller: Roller,
     prompts: PromptSource,
     record: Callable[[Step], Coroutine[Any, Any, None]],
+    measure: Callable[[Sequence[Group], dict[str, float]], Coroutine[Any, Any, dict[str, float]]] = _no_metrics,
+    evaluate: Callable[[], Coroutine[Any, Any, None]] = _nothing,
+    place: Place = Place(),  # noqa: B008 - it is frozen
     stage: Callable[[str], None] = lambda name: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Train from `policy.version` to `run.steps`; `record` sees each step, `stopping` is asked before each.
+    """Train from `policy.version` to `run.steps`; `record` sees each step, then comes `evaluate`.
 
+    `measure` has metrics to add to an update's, once the engine holds the weights. `place` is where a resumed run goes on,
+    with `prompts` at its position; `stopping` is asked before each step. A step whose weights the engine could not load is
+    recorded: it is trained.
     Raises RewardError, NoSignalError, TrainingError, EngineError, StalenessError.
     """
-    settings = config.rollout
-    queue = RolloutQueue(
-        roller.train_group,
-        prompts,
-        groups_per_step=settings.groups_per_step,
-        max_staleness=settings.max_staleness,
-    )
+    settings, activity = config.rollout, roller.activity
+    queue = _queue(roller, prompts, settings, place.ahead)
+    replay = ReplayBuffer(settings.replay_max_staleness, place.replay)
     barren_steps = 0
-    async with _failing_plainly() as tasks:
+    async with PlainTaskGroup() as tasks:
         filling = tasks.create_task(queue.fill(tasks))
         while policy.version < config.run.steps and not stopping():
-            started = time.perf_counter()
+            watch = StepWatch(activity)
             stage("generate")
-            groups = await queue.take(settings.groups_per_step)
-            groups, replaced = await _refill(queue, groups, settings)
-            generated = time.perf_counter()
-            check_staleness(groups, policy.version, settings.max_staleness)
-            check_failures(groups, settings.max_failed_fraction)
-            barren_steps = _check_signal(groups, barren_steps, settings)
+            groups, replaced = await _draw(queue, replay, policy.version, settings)
+            watch.mark("groups")
+            barren_steps = _check_signal(fresh(groups), barren_steps, settings)
 
             stage("update")
             batch = build_batch(groups, config, policy.version, replaced=replaced)
             _check_unscored(groups, batch, config)
-            update = await _whole(asyncio.to_thread(policy.update, batch))
-            updated = time.perf_counter()
+            update = await whole(asyncio.to_thread(_update, policy, batch, activity))
+            watch.mark("update")
+            if not update.discarded:  # else it may be a group of these that is not finite
+                replay.keep(filter(has_signal, groups), policy.version)
             stage("load weights")
-            await engine.load_weights(policy.weights(), policy.version)
-
-            counts = {
-                "step": float(policy.version),
-                "rollout/refilled_groups": float(len(groups) - settings.groups_per_step),
-            }
-            timings = _timings(started, generated, updated, time.perf_counter(), groups, batch)
-            metrics = counts | rollout_metrics(groups) | update.metrics | timings
-            await _whole(record(Step(policy.version, groups, batch, update, metrics, queue.position)))
-            _check_discarded(policy, config)
+            measured: dict[str, float] = {}
+            try:
+                with activity.trainer(f"waits for the engine to load the weights of version {policy.version}"):
+                    await engine.load_weights(policy.weights(), policy.version)
+                watch.mark("load")
+                measured = await measure(groups, update.metrics)
+            finally:
+                metrics = _metrics(policy.version, groups, update, watch, settings) | measured
+                here = Place(queue.position, queue.ahead, replay.groups)
+                with activity.trainer(f"writes down step {policy.version}"):
+                    await whole(record(Step(policy.version, groups, batch, update, metrics, here)))
+            check_discarded(policy, config)
+            await evaluate()
             # Only now, with the new weights live in the engine, may as many new groups start; and only after the
-            # record, so that an evaluation is not batched with them: a resumed run has it to the last digit.
+            # evaluation, so that it is not batched with them: a resumed run has it to the last digit.
             queue.release(settings.groups_per_step)
         filling.cancel()
         queue.cancel()
 
 
-def _timings(
-    started: float, generated: float, updated: float, loaded: float, groups: Sequence[Group], batch: Batch
+def _queue(roller: Roller, prompts: PromptSource, settings: RolloutSettings, ahead: Collection[int]) -> RolloutQueue:
+    return RolloutQueue(
+        roller.train_group,
+        prompts,
+        groups_per_step=settings.groups_per_step,
+        max_staleness=settings.max_staleness,
+        ahead=ahead,
+        activity=roller.activity,
+    )
+
+
+def _update(policy: Trainee, batch: Batch, activity: Activity) -> Update:
+    with activity.update(policy.version + 1):
+        return policy.update(batch)
+
+
+def _metrics(
+    version: int, groups: Sequence[Group], update: Update, watch: StepWatch, settings: RolloutSettings
 ) -> dict[str, float]:
-    """From the moments at which a step started, had its groups, was updated, and was loaded into the engine."""
-    return {
-        "time/generate_s": generated - started,
-        "time/reward_s": max(group.timings.get("reward", 0.0) for group in groups),
-        "time/load_weights_s": loaded - updated,
-        "time/step_s": loaded - started,
-        "throughput/sampled_tokens_per_s": len(batch.token_ids) / (loaded - started),
-    }
+    """Of the step that made this version; rollouts and timings are of the groups that were sampled for it."""
+    sampled = fresh(groups)
+    counts = {"step": float(version), "rollout/refilled_groups": float(len(sampled) - settings.groups_per_step)}
+    if settings.replay_max_staleness:
+        counts["rollout/replayed_groups"] = float(len(groups) - len(sampled))
+    return counts | rollout_metrics(sampled) | update.metrics | watch.metrics(sampled)
 
 
-async def _refill(
-    queue: RolloutQueue, groups: list[Group], settings: RolloutSettings
+async def _draw(
+    queue: RolloutQueue, replay: ReplayBuffer, policy_version: int, settings: RolloutSettings
 ) -> tuple[list[Group], frozenset[int]]:
-    """Draw further groups for those without signal, at most `refill`. Returns all groups, and which are replaced."""
+    """The groups of a step, and which of them others stand in for.
+
+    For groups without signal at most `refill` further ones are drawn; for what still lacks, groups are replayed.
+    Raises StalenessError, and RewardError if too many rollouts failed.
+    """
     wanted, left = settings.groups_per_step, settings.refill
+    groups = await queue.take(wanted)
     while left > 0 and (missing := wanted - sum(map(has_signal, groups))) > 0:
         extra = await queue.refill(min(missing, left))
         left -= len(extra)
         groups = groups + extra
+    check_failures(groups, settings.max_failed_fraction)
+    groups = groups + replay.take(wanted - sum(map(has_signal, groups)), policy_version)
+    check_staleness(groups, policy_version, settings.max_staleness, settings.replay_max_staleness)
     barren = [i for i, group in enumerate(groups) if not has_signal(group)]
     return groups, frozenset(barren[: len(groups) - wanted])
 
@@ -163,37 +199,11 @@ def _check_unscored(groups: Sequence[Group], batch: Batch, config: Config) -> No
     )
 
 
-def _check_discarded(policy: Trainee, config: Config) -> None:
+def check_discarded(policy: Trainee, config: Config) -> None:
+    """Raise TrainingError if too many optimizer steps in a row were discarded."""
     if policy.discarded_in_a_row >= config.optimizer.max_discarded_steps:
         raise TrainingError(
             f"optimizer.max_discarded_steps is {config.optimizer.max_discarded_steps}, but as many optimizer steps in a "
             "row had a loss or gradient that is not finite. The weights are untouched, and nothing is learned. "
             "Look into blackbox/ for the rollouts, and lower the learning rate if logits overflow."
         )
-
-
-async def _whole(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. An error elsewhere stops the run after it, never half-way through an update or a file."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
-
-
-class _failing_plainly(asyncio.TaskGroup):
-    """A TaskGroup that raises the first error as itself, one of ours if there is one: users read no exception groups."""
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        try:
-            return await super().__aexit__(*exc_info)  # type: ignore[arg-type]
-        except BaseExceptionGroup as group:
-            error = _first(group.subgroup(LeadlineError) or group)
-        raise error  # not in the handler: the group would be shown as its context
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

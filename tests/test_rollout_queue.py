@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,6 +117,38 @@ def test_a_refill_draws_the_next_prompts_outside_the_slots_and_does_not_move_wha
     assert outcome(run()) == ([0, 1], [4, 5, 6], 2)
 
 
+def test_prompts_that_a_refill_took_are_ahead_until_the_position_has_passed_them() -> None:
+    async def run() -> list[tuple[int, ...]]:
+        async with filled(Started(), groups_per_step=2, max_staleness=1) as queue:
+            seen = [queue.ahead]
+            await queue.take(2)
+            await queue.refill(3)  # 4, 5 and 6, while 2 and 3 are started
+            seen.append(queue.ahead)
+            queue.release(2)
+            await queue.take(4)  # 2 and 3, then 7 and 8
+            seen.append(queue.ahead)
+        return seen
+
+    assert outcome(run()) == [(), (4, 5, 6), ()]
+
+
+def test_prompts_that_are_ahead_are_passed_over_and_stay_ahead_for_the_next_resumption() -> None:
+    async def run() -> tuple[list[int], list[int], tuple[int, ...], int]:
+        started, prompts = Started(), stream()
+        prompts.seek(2)
+        queue = RolloutQueue(started, prompts, groups_per_step=2, max_staleness=1, ahead=(4, 6))
+        async with asyncio.TaskGroup() as tasks:
+            filling = tasks.create_task(queue.fill(tasks))
+            first = await queue.take(1)
+            await asyncio.sleep(0.001)
+            extra = await queue.refill(1)
+            filling.cancel()
+            queue.cancel()
+            return indices(first), indices(extra), queue.ahead, queue.position
+
+    assert outcome(run()) == ([2], [8], (4, 6, 8), 3)
+
+
 def test_cancelled_groups_are_stopped() -> None:
     stopped: list[int] = []
 
@@ -138,6 +171,13 @@ def test_cancelled_groups_are_stopped() -> None:
 @pytest.mark.parametrize("versions", [(3, 3), (2, 3), ()])
 def test_a_group_within_the_bound_passes(versions: tuple[int, ...]) -> None:
     check_staleness([group(Prompt(8, "", (1,)), *versions)], policy_version=4, max_staleness=2)
+
+
+def test_a_replayed_group_has_a_bound_of_its_own() -> None:
+    again = replace(group(Prompt(8, "", (1,)), 1), replayed=True)
+    check_staleness([again], policy_version=4, max_staleness=2, replay_max_staleness=3)
+    with pytest.raises(StalenessError, match="replay_max_staleness is 3, but prompt 8 has tokens of version 1"):
+        check_staleness([again], policy_version=5, max_staleness=9, replay_max_staleness=3)
 
 
 def test_one_token_beyond_the_bound_is_an_error_that_names_the_prompt() -> None:

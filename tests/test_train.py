@@ -81,6 +81,22 @@ def test_with_staleness_0_the_loop_is_the_plain_synchronous_loop_bit_for_bit() -
     assert not same(snapshot(real(settings)[0].model), snapshot(other.model))  # it did move
 
 
+@pytest.mark.parametrize("max_staleness", [1, 2, 4])
+def test_a_real_engine_runs_ahead_up_to_the_bound_and_never_past_it(max_staleness: int) -> None:
+    settings = config(steps=3 * max_staleness + 3, max_staleness=max_staleness)
+    policy, engine = real(settings)
+    update = policy.update
+
+    def slow(batch: Any) -> Any:  # the engine has the time to fill every slot
+        time.sleep(0.15)
+        return update(batch)
+
+    policy.update = slow  # type: ignore[method-assign]
+    steps = run(settings, engine, policy=policy, reward=short)
+    assert max(ages(steps)) == max_staleness
+    assert [group.prompt.index for step in steps for group in step.groups] == list(range(3 * len(steps)))
+
+
 def test_with_staleness_1_the_engine_runs_ahead_and_the_tiny_task_is_still_learned() -> None:
     settings = config(steps=14, max_staleness=1)
     policy, engine = real(settings)
@@ -171,7 +187,7 @@ def test_each_step_is_recorded_with_its_groups_metrics_and_the_position_after_it
     policy = CountingPolicy()
     steps = run(config(steps=3), engine, policy=policy)
     assert [step.number for step in steps] == [1, 2, 3] == engine.loaded
-    assert [step.position for step in steps] == [3, 6, 9]
+    assert [step.place.position for step in steps] == [3, 6, 9]
     assert [step.batch for step in steps] == policy.batches
     metrics = steps[1].metrics
     assert metrics["step"] == 2
@@ -179,7 +195,7 @@ def test_each_step_is_recorded_with_its_groups_metrics_and_the_position_after_it
     assert metrics["reward/mean"] == 2.5
     assert metrics["rollout/refilled_groups"] == 0
     assert metrics["throughput/sampled_tokens_per_s"] == pytest.approx(30 / metrics["time/step_s"])
-    assert metrics["time/step_s"] >= metrics["time/generate_s"] > 0
+    assert metrics["time/step_s"] >= metrics["time/wait_for_rollouts_s"] > 0
 
 
 def test_a_policy_that_has_made_steps_goes_on_from_there() -> None:
@@ -199,6 +215,39 @@ def test_asked_to_stop_it_finishes_the_step_and_no_other() -> None:
     policy = CountingPolicy()
     steps = run(config(steps=6), ScriptedEngine(lengths), policy=policy, stopping=lambda: policy.version == 2)
     assert [step.number for step in steps] == [1, 2]
+
+
+def test_what_is_measured_with_the_new_weights_is_part_of_the_step_and_not_of_its_time() -> None:
+    engine, seen = ScriptedEngine(lengths), []
+
+    async def measure(groups: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
+        seen.append((engine.version, [group.prompt.index for group in groups], metrics["loss"]))
+        await asyncio.sleep(0.05)
+        return {"importance/mine": float(engine.version)}
+
+    steps = run(config(steps=2), engine, measure=measure)
+    assert seen == [(1, [0, 1, 2], 0.5), (2, [3, 4, 5], 0.5)]
+    assert [step.metrics["importance/mine"] for step in steps] == [1, 2]
+    assert all(step.metrics["time/load_weights_s"] < 0.04 for step in steps)
+
+
+@pytest.mark.parametrize("broken", ["load_weights", "measure"])
+def test_a_step_is_recorded_though_the_engine_fails_after_its_update(broken: str) -> None:
+    """It is trained: were it not written down, a resumed run would train its prompts again."""
+    steps: list[Step] = []
+
+    async def record(step: Step) -> None:
+        steps.append(step)
+
+    async def fail(*_: Any) -> Any:
+        raise EngineError("no server answers")
+
+    engine = ScriptedEngine(lengths)
+    if broken == "load_weights":
+        engine.load_weights = fail  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="no server answers"):
+        run(config(steps=2), engine, record=record, **({"measure": fail} if broken == "measure" else {}))
+    assert [(step.number, step.place.position) for step in steps] == [(1, 3)]
 
 
 def test_the_stages_of_a_step_are_told_in_order() -> None:
@@ -223,7 +272,7 @@ def test_groups_without_signal_are_replaced_by_further_ones_and_are_out_of_the_l
     in_loss = step.batch.loss_mask
     owners = step.batch.group_of_completion[step.batch.completion_of_token]
     assert set(owners[in_loss].tolist()) == {0, 2, 4}
-    assert step.position == 5
+    assert step.place.position == 5
 
 
 def test_a_refill_draws_no_more_groups_than_it_may_and_keeps_the_groups_it_could_not_replace() -> None:

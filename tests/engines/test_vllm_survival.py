@@ -1,0 +1,479 @@
+"""Asynchronous runs that survive their engine and their trainer: no group is lost or trained twice, the bound holds.
+
+First against a server that misbehaves on purpose, in the loop around a policy that counts; the weights sign each token,
+so that a token drawn from other weights than it says is seen. Then the decisive ones with a real vLLM.
+"""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+import torch
+
+from leadline.config import Config
+from leadline.engines import vllm_link, vllm_pool
+from leadline.engines.serve_command import CPU_ARGUMENTS
+from leadline.engines.vllm_http import VLLMEngine
+from leadline.engines.vllm_server import ServerOptions, VLLMServer, free_port
+from leadline.errors import EngineError
+from leadline.place import Place
+from leadline.run_dir import read_metrics
+from leadline.settings.rollout import EngineSettings
+from leadline.train import Step, train
+from leadline.types import Weights
+from tests.builders import settings
+from tests.engines.fake_vllm import EOS, VOCAB, Body, FakePush, FakeVLLM, Reply, random_draw
+from tests.engines.vllm_models import llama, saved
+from tests.loops import CountingPolicy, count, roller, stream
+from tests.processes import lines, start, wait_for
+
+STEPS = 6
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rules on a shorter clock."""
+    monkeypatch.setattr(vllm_pool, "HEALTH_EVERY_S", 0.05)
+    monkeypatch.setattr(vllm_pool, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(vllm_pool, "LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(vllm_pool, "ABORT_EVERY_S", 0.05)
+    monkeypatch.setattr(vllm_link, "HEALTH_TIMEOUT_S", 0.2)
+
+
+class Versioned(CountingPolicy):
+    """Its weights are its version."""
+
+    def weights(self) -> Weights:
+        return {"w": torch.full((2,), float(self.version))}
+
+
+class Trainer:
+    """One life of a trainer: a policy, an engine, and the steps that were recorded. It may go on from another's."""
+
+    def __init__(self, server: FakeVLLM, push: FakePush, config: Config, place: Place | None = None, version: int = 0):
+        self.config, self.server, self.place = config, server, place or Place()
+        self.policy = Versioned(seconds=0.01)
+        self.policy.version = version
+        self.steps: list[Step] = []
+        self.said: list[str] = []
+        self.engine = VLLMEngine(
+            [server.url],
+            model_name=None,
+            eos_ids=frozenset({EOS}),
+            vocab_size=VOCAB,
+            seed=3,
+            settings=EngineSettings(kind="vllm", patience_s=5.0, request_timeout_s=2.0),
+            push=push,
+            tokenizer=None,
+            say=self.said.append,
+        )
+
+    async def run(self, reward: Callable[..., Any] = count) -> None:
+        async def record(step: Step) -> None:
+            self.steps.append(step)
+
+        prompts = stream()
+        prompts.seek(self.place.position)
+        try:
+            await self.engine.load_weights(self.policy.weights(), self.policy.version)
+            await train(
+                self.config,
+                policy=self.policy,
+                engine=self.engine,
+                roller=roller(self.config, self.engine, reward),
+                prompts=prompts,
+                record=record,
+                place=self.place,
+            )
+        finally:
+            await self.engine.close()
+
+    async def at_work(self, version: int) -> None:
+        """Until the policy has this version and the server is drawing."""
+        while not (self.policy.version >= version and self.server.running):
+            await asyncio.sleep(0.001)
+
+    def resumed(self, push: FakePush, step: int) -> "Trainer":
+        """A new trainer that goes on after this step."""
+        place = self.steps[step - 1].place
+        return Trainer(self.server, push, self.config, place, version=step)
+
+
+def signed(server: FakeVLLM) -> FakeVLLM:
+    """Its tokens' logprobs are minus the version of the weights that drew them."""
+    draw = server.draw
+
+    async def signing(request: Body, aborted: asyncio.Event) -> list[Body]:
+        before = server.weights
+        choices = await draw(request, aborted)
+        for choice in choices:
+            version = float(before["w"][0]) if isinstance(before, dict) else 99.0
+            choice["token_logprobs"] = [-version] * len(choice["token_ids"])
+        return choices
+
+    server.draw = signing
+    return server
+
+
+def survived(steps: Sequence[Step], max_staleness: int) -> None:
+    """Every step was made, each prompt trained once, no token older than the bound or drawn from other weights."""
+    assert [step.number for step in steps] == list(range(1, STEPS + 1))
+    assert [group.prompt.index for step in steps for group in step.groups] == list(range(3 * STEPS))
+    for step in steps:
+        completions = [r.completion for group in step.groups for r in group.rollouts]
+        assert all(c.token_ids for c in completions)
+        assert all(c.logprobs == tuple(-float(v) for v in c.policy_versions) for c in completions)
+        assert int(step.batch.staleness.min()) >= 0 and int(step.batch.staleness.max()) <= max_staleness
+
+
+Story = Callable[[FakeVLLM, FakePush, Config], Awaitable[Sequence[Step]]]
+
+
+def tell(story: Story, max_staleness: int = 1, **rollout: Any) -> None:
+    """The story of a run, around a server whose requests take a while; in the end it has survived."""
+    made = settings(
+        rollout={"group_size": 4, "groups_per_step": 3, "max_staleness": max_staleness, **rollout},
+        run={"steps": STEPS},
+        eval={"prompts": 0},
+    )
+
+    async def main() -> Sequence[Step]:
+        async with asyncio.timeout(30), FakeVLLM(random_draw(token_s=0.004)) as server:
+            return await story(signed(server), FakePush(server), made)
+
+    survived(asyncio.run(main()), max_staleness)
+
+
+BOUNDS = pytest.mark.parametrize("max_staleness", [0, 1, 2])
+
+
+async def with_trouble(trainer: Trainer, trouble: Awaitable[None], **parts: Any) -> Sequence[Step]:
+    """The steps of a run that has this trouble meanwhile."""
+    task = asyncio.ensure_future(trouble)
+    await trainer.run(**parts)
+    assert task.done(), "the run was over before the trouble began"
+    await task
+    return trainer.steps
+
+
+@BOUNDS
+def test_a_server_that_is_killed_while_it_draws_and_started_again(quick: None, max_staleness: int) -> None:
+    async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
+        trainer = Trainer(server, push, made)
+
+        async def trouble() -> None:
+            for version in (1, 3):
+                await trainer.at_work(version)
+                await server.kill()
+                await asyncio.sleep(0.05)
+                await server.start()
+                await asyncio.sleep(0.02)
+
+        steps = await with_trouble(trainer, trouble())
+        assert sum("is left out" in line for line in trainer.said) >= 2
+        return steps
+
+    tell(story, max_staleness)
+
+
+@BOUNDS
+def test_a_server_that_hangs_for_a_while(quick: None, max_staleness: int) -> None:
+    async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
+        trainer = Trainer(server, push, made)
+
+        async def trouble() -> None:
+            await trainer.at_work(2)
+            server.always, server.healthy = (lambda request, answer: Reply(never=True)), None
+            while not any("left out" in line for line in trainer.said):
+                await asyncio.sleep(0.01)
+            server.always, server.healthy = None, True
+
+        return await with_trouble(trainer, trouble())
+
+    tell(story, max_staleness)
+
+
+@BOUNDS
+def test_a_server_that_answers_500_for_a_while(quick: None, max_staleness: int) -> None:
+    async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
+        trainer = Trainer(server, push, made)
+
+        async def trouble() -> None:
+            await trainer.at_work(2)
+            server.always = lambda request, answer: Reply(500, b"EngineCore encountered an issue")
+            await asyncio.sleep(0.5)
+            server.always = None
+
+        return await with_trouble(trainer, trouble())
+
+    tell(story, max_staleness)
+
+
+@BOUNDS
+def test_a_server_that_dies_half_way_through_a_push(quick: None, max_staleness: int) -> None:
+    async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
+        trainer = Trainer(server, push, made)
+
+        async def die(server: FakeVLLM) -> None:
+            await server.kill()
+            raise EngineError("connection lost")
+
+        async def trouble() -> None:
+            await trainer.at_work(2)
+            push.failures.append(die)
+            while server.serving:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            await server.start()
+
+        return await with_trouble(trainer, trouble())
+
+    tell(story, max_staleness)
+
+
+@BOUNDS
+def test_a_push_that_fails_for_good_stops_the_run_and_the_resumed_one_goes_on(quick: None, max_staleness: int) -> None:
+    async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
+        async def refuse(server: FakeVLLM) -> None:
+            raise EngineError("the receipt does not match")
+
+        first = Trainer(server, push, made)
+
+        async def trouble() -> None:
+            await first.at_work(3)
+            push.failures.extend([refuse] * 50)
+
+        with pytest.raises(EngineError, match="the receipt does not match"):
+            await with_trouble(first, trouble())
+        assert first.steps[-1].number == first.policy.version, "the step that no engine got is recorded"
+        push.failures.clear()
+        second = first.resumed(push, first.policy.version)
+        await second.run()
+        return [*first.steps, *second.steps]
+
+    tell(story, max_staleness)
+
+
+@BOUNDS
+def test_a_slow_reward(quick: None, max_staleness: int) -> None:
+    async def slow(completion_ids: Sequence[int]) -> float:
+        await asyncio.sleep(0.03 if len(completion_ids) % 3 else 0.0)
+        return count(completion_ids)
+
+    async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
+        trainer = Trainer(server, push, made)
+        await trainer.run(reward=slow)
+        return trainer.steps
+
+    tell(story, max_staleness)
+
+
+@BOUNDS
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_trainer_that_dies_is_resumed_while_the_server_lives(quick: None, max_staleness: int, lost: int) -> None:
+    """The server holds weights of the dead trainer that are newer than the checkpoint; none of them is sampled from."""
+
+    async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
+        first = Trainer(server, push, made)
+        life = asyncio.create_task(first.run())
+        await first.at_work(4)
+        while len(first.steps) < 4:
+            await asyncio.sleep(0.001)
+        life.cancel()
+        await asyncio.wait([life])
+        kept = first.steps[: 4 - lost]
+        second = first.resumed(push, len(kept))
+        await second.run()
+        return [*kept, *second.steps]
+
+    tell(story, max_staleness)
+
+
+class Mute(FakeVLLM):
+    """Does what it is told, but its answer to the second name of its weights gets lost."""
+
+    names = 0
+
+    async def _reply(self, method: str, path: str, request: Body, head: str) -> Reply:
+        reply = await super()._reply(method, path, request, head)
+        self.names += path == "/update_weight_version"
+        return Reply(never=True) if self.names == 2 and path == "/update_weight_version" else reply
+
+
+def test_tokens_have_the_version_of_their_weights_though_the_answer_to_the_push_got_lost(quick: None) -> None:
+    made = settings(rollout={"group_size": 4, "groups_per_step": 3}, run={"steps": STEPS}, eval={"prompts": 0})
+
+    async def main() -> Sequence[Step]:
+        async with asyncio.timeout(30), Mute(random_draw(token_s=0.004)) as server:
+            trainer = Trainer(signed(server), FakePush(server), made)
+            await trainer.run()
+            assert sum("is left out" in line for line in trainer.said) == 1
+            return trainer.steps
+
+    survived(asyncio.run(main()), 0)
+
+
+def test_prompts_that_refills_took_out_of_their_turn_are_not_trained_again_after_a_kill(quick: None) -> None:
+    made = settings(
+        rollout={"group_size": 4, "groups_per_step": 3, "max_staleness": 1, "refill": 2},
+        run={"steps": STEPS},
+        eval={"prompts": 0},
+    )
+
+    def often_alike(prompt: str, completion_ids: Sequence[int]) -> float:
+        return count(completion_ids) if int(prompt.split()[1]) % 3 else 1.0
+
+    async def main() -> tuple[list[int], tuple[int, ...]]:
+        async with asyncio.timeout(30), FakeVLLM(random_draw(token_s=0.004)) as server:
+            push = FakePush(server)
+            first = Trainer(signed(server), push, made)
+            await first.run(often_alike)
+            kept = next(step.number for step in first.steps if step.place.ahead)
+            second = first.resumed(push, kept)
+            await second.run(often_alike)
+            steps = [*first.steps[:kept], *second.steps]
+            return [group.prompt.index for step in steps for group in step.groups], second.place.ahead
+
+    indices, ahead = asyncio.run(main())
+    assert len(indices) == len(set(indices)) > 3 * STEPS
+    assert set(ahead) < set(indices)
+    assert max(indices) > max(ahead), "the resumed run came by what was ahead"
+
+
+# With a real vLLM, and the command line -------------------------------------------------------------------------------
+
+MISSING = importlib.util.find_spec("vllm") is None
+if MISSING and os.environ.get("LEADLINE_REQUIRE_VLLM"):
+    raise ImportError("LEADLINE_REQUIRE_VLLM is set, but vllm cannot be imported: run `make vllm`")
+
+RECIPE = """
+[model]
+name = "{model}"
+device = "cpu"
+[data]
+source = "reasoning_gym:chain_sum"
+size = 40
+[[rewards]]
+name = "length"
+params = {{target = 20, slack = 60}}
+[sampling]
+max_tokens = 120
+[engine]
+kind = "vllm"
+urls = ["{url}"]
+[rollout]
+group_size = 4
+groups_per_step = 2
+max_staleness = {max_staleness}
+[optimizer]
+learning_rate = 1e-4
+[eval]
+prompts = 0
+[run]
+dir = "{run}"
+steps = {steps}
+checkpoint_every = 2
+"""
+REAL_STEPS = 8
+real = [pytest.mark.vllm, pytest.mark.skipif(MISSING, reason="vllm is not installed (make vllm)")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    folder = tmp_path_factory.mktemp("served")
+    options = ServerOptions(
+        model=str(saved(llama(tied=True), folder / "model")),
+        port=free_port(),
+        dtype="float32",
+        max_model_len=1024,
+        max_num_seqs=16,
+        kv_cache_bytes=64 << 20,
+        eager=True,
+        arguments=CPU_ARGUMENTS,
+    )
+    with VLLMServer(options, folder / "server.log", {**os.environ, "OMP_NUM_THREADS": "1"}) as running:
+        asyncio.run(running.ready(240))
+        yield running
+
+
+class Run:
+    """`leadline train` against the server, in a process of its own."""
+
+    def __init__(self, server: VLLMServer, folder: Path, max_staleness: int) -> None:
+        self.path, self.output, self.max_staleness = folder / "run", folder / "out.txt", max_staleness
+        self.recipe = folder / "recipe.toml"
+        values = {"model": server.options.model, "url": server.url, "run": self.path, "steps": REAL_STEPS}
+        self.recipe.write_text(RECIPE.format(max_staleness=max_staleness, **values))
+
+    def start(self, *more: str) -> Any:
+        return start(self.output, "train", str(self.recipe), *more)
+
+    def steps(self) -> int:
+        return lines(self.path / "metrics.jsonl")
+
+    def ended_well(self, process: Any) -> None:
+        """Every step was made, each prompt trained once, no token older than the bound, and the policy has moved."""
+        process.join(180)
+        assert process.exitcode == 0, self.output.read_text()
+        tables = [polars.read_parquet(self.path / f"rollouts/step_{n:06d}.parquet") for n in range(1, REAL_STEPS + 1)]
+        indices = [index for table in tables for index in table["prompt_index"].unique(maintain_order=True).to_list()]
+        assert indices == list(range(2 * REAL_STEPS))
+        for step, table in enumerate(tables, start=1):
+            assert table["error"].null_count() == len(table) == 8
+            assert table["policy_version_min"].min() >= step - 1 - self.max_staleness  # type: ignore[operator]
+            assert table["policy_version_max"].max() <= step - 1  # type: ignore[operator]
+        rows = read_metrics(self.path / "metrics.jsonl")
+        assert [row["step"] for row in rows] == list(range(1, REAL_STEPS + 1))
+        # The engine's logprobs are those of the weights they say: fresh tokens agree with the policy to rounding.
+        gaps = [row["staleness/age_0/log_ratio_abs_mean"] for row in rows if "staleness/age_0/ess" in row]
+        assert all(gap < 1e-3 for gap in gaps)
+
+
+def survivors(*marks: Any) -> Any:
+    return [pytest.param(bound, marks=list(marks)) for bound in (1, 2, 4)]
+
+
+@pytest.mark.parametrize("max_staleness", survivors(*real))
+def test_a_real_server_runs_ahead_up_to_the_bound(server: VLLMServer, tmp_path: Path, max_staleness: int) -> None:
+    run = Run(server, tmp_path, max_staleness)
+    run.ended_well(run.start())
+    oldest = max(row["staleness/max"] for row in read_metrics(run.path / "metrics.jsonl"))
+    assert 1 <= oldest <= max_staleness
+
+
+@pytest.mark.parametrize("max_staleness", [pytest.param(1, marks=real)])
+def test_a_real_server_is_killed_while_it_draws_and_started_again(
+    server: VLLMServer, tmp_path: Path, max_staleness: int
+) -> None:
+    run = Run(server, tmp_path, max_staleness)
+    process = run.start()
+    assert wait_for(process, lambda: run.steps() >= 3), run.output.read_text()
+    time.sleep(0.1)  # somewhere in the next step
+    assert server.process is not None
+    os.killpg(server.process.pid, signal.SIGKILL)
+    time.sleep(1)
+    server.start()
+    asyncio.run(server.ready(240))
+    run.ended_well(process)
+    assert "is left out until it is well again" in run.output.read_text()
+    assert "is back, with the weights of version" in run.output.read_text()
+
+
+@pytest.mark.parametrize("max_staleness", [pytest.param(1, marks=real)])
+def test_a_trainer_is_killed_and_resumed_while_a_real_server_lives(
+    server: VLLMServer, tmp_path: Path, max_staleness: int
+) -> None:
+    run = Run(server, tmp_path, max_staleness)
+    process = run.start()
+    assert wait_for(process, lambda: run.steps() >= 5), run.output.read_text()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    run.ended_well(run.start("--resume"))
