@@ -112,7 +112,7 @@ def server(mode: str) -> Iterator[VLLMServer]:
 
 async def push(target: VLLMServer, loaded: Loaded, weights: dict[str, Any]) -> None:
     pushing = ServerPush(policy_score(loaded.model), loaded.model.config.vocab_size, model=loaded.model)
-    await pushing.push(target.url, weights, 0)
+    await pushing.push(target.url, weights, 0, "the weights of this benchmark")
     await pushing.close()
 
 

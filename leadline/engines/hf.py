@@ -50,7 +50,9 @@ class HFEngine:
         wanted = next(model.parameters()).dtype if dtype is None else getattr(torch, dtype)
         self._copies = own_copy or wanted != next(model.parameters()).dtype
         sampled = _plain_copy(model, wanted) if self._copies else model
-        self._decoder = Decoder(sampled, tokenizer=tokenizer, eos_ids=eos_ids, seed=seed, max_batch=max_batch)
+        self._decoder = Decoder(
+            sampled, tokenizer=tokenizer, eos_ids=eos_ids, seed=seed, max_batch=max_batch, shared=not self._copies
+        )
         # One thread for all that touches the weights and the batch: new weights fall between two tokens by themselves.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
         self._driver: asyncio.Task[None] | None = None
@@ -108,6 +110,7 @@ class HFEngine:
                 for name, tensor in own.items():
                     tensor.copy_(weights[name])
         self._decoder.version = version
+        self._decoder.weights_are_new = True
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-ROOM = 128
-"""Columns added when the storage is full: a copy of everything every so many tokens."""
+ROOM = 1024
+"""Most columns added at once: longer completions than this cost a copy of everything every so many tokens."""
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]
@@ -62,20 +62,30 @@ class RowCache:
         """Tokens stored of each row."""
         self._columns = 0
         self._capacity = 0
+        self._room = 1
         self._mask = torch.zeros(0, 0, dtype=torch.long)
 
-    def admit(self, prompts: Sequence[tuple[DynamicCache, int, int]]) -> None:
-        """New rows at the end: for each (cache of one prompt, its length, n), `n` rows that start with that prompt."""
+    def admit(self, prompts: Sequence[tuple[DynamicCache, int, int]], longest: int) -> None:
+        """New rows at the end: for each (cache of one prompt, its length, n), `n` rows that start with that prompt.
+
+        They grow by at most `longest` tokens, for which there is room at once. Rows that left have made room already:
+        then nothing is copied but the prompts.
+        """
         if not self.cache.layers:
             self.cache.layers.extend(RowLayer(x.keys, x.values) for x in prompts[0][0].layers)
-        old = len(self.lengths)
+        self._room = min(ROOM, max(self._room, longest))
+        rows = len(self.lengths) + sum(n for _, _, n in prompts)
         columns = max([*self.lengths, *(length for _, length, _ in prompts)])
-        self._resize(old + sum(n for _, _, n in prompts), columns)
+        fits = columns <= self._columns and self._columns + min(ROOM, longest) <= self._capacity
+        if rows > len(self._mask) or not fits:
+            self._resize(max(rows, len(self._mask)), columns)
+        columns = self._columns
         for cache, length, n in prompts:
-            rows = slice(len(self.lengths), len(self.lengths) + n)
+            new = slice(len(self.lengths), len(self.lengths) + n)
             for layer, x in zip(self.cache.layers, cache.layers, strict=True):
-                layer.put(x.keys, x.values, rows, columns)
-            self._mask[rows, columns - length : columns] = 1
+                layer.put(x.keys, x.values, new, columns)
+            self._mask[new] = 0
+            self._mask[new, columns - length : columns] = 1
             self.lengths += [length] * n
         self._show()
 
@@ -102,9 +112,9 @@ class RowCache:
         self._show()
 
     def _resize(self, rows: int, columns: int) -> None:
-        """New storage with room for `rows` rows and ROOM more columns; columns that no row uses any more are gone."""
+        """New storage for `rows` rows with room for more columns; columns that no row uses any more are gone."""
         used, old = max(self.lengths, default=0), len(self.lengths)
-        self._capacity = columns + ROOM
+        self._capacity = columns + self._room
         mask = torch.zeros(rows, self._capacity, dtype=torch.long, device=self.cache.layers[0].keys.device)
         mask[:old, columns - used : columns] = self._mask[:old, self._columns - used : self._columns]
         for layer in self.cache.layers:

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from leadline.engines.hf_attention import one_token_attention
 from leadline.engines.hf_cache import RowCache
+from leadline.engines.hf_packed import PackedLinears
 from leadline.errors import EngineError
 from leadline.models import plain_model
+from leadline.objective.drawing import draw_scored
 from leadline.objective.logprobs import token_logprobs
-from leadline.objective.sampling import draw, processed_logits
+from leadline.objective.sampling import processed_logits
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
 
@@ -56,15 +59,29 @@ class Row:
 class Decoder:
     """Everything that happens on the engine's worker thread. Rows of the model's batch and of `rows` agree."""
 
-    def __init__(self, model: nn.Module, *, tokenizer: Any, eos_ids: frozenset[int], seed: int, max_batch: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        tokenizer: Any,
+        eos_ids: frozenset[int],
+        seed: int,
+        max_batch: int,
+        shared: bool,
+    ) -> None:
+        """`shared`: the weights belong to another, who may change them whenever nothing is decoded."""
         self.model = model
         self.version = 0
+        self.weights_are_new = True
+        """To be set when the weights have changed."""
         self.waiting: deque[Request] = deque()
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._seed = seed
         self._max_batch = max_batch
         self._forward = _Forward(model)
+        self._packed = PackedLinears(model)
+        self._shared = shared
         self._rows: list[Row] = []
         self._cache = RowCache()
 
@@ -78,7 +95,10 @@ class Decoder:
 
     def advance(self) -> list[Request]:
         """Prefill what may start, else draw one token for every row. The requests that are complete now."""
-        with torch.inference_mode(), _evaluating(self.model):
+        if self.weights_are_new:
+            self._packed.refresh()
+            self.weights_are_new = False
+        with torch.inference_mode(), _evaluating(self.model), self._packed.active(), one_token_attention(self.model):
             self._drop_cancelled()
             admitted = self._admissible()
             rows = self._prefill(admitted) if admitted else self._decode()
@@ -148,7 +168,7 @@ class Decoder:
             logits.append(self._forward([ids], [list(range(len(ids)))], None, cache).expand(n, -1))
             prefilled.append((cache, len(ids), n))
             rows += self._new_rows(request, n)
-        self._cache.admit(prefilled)
+        self._cache.admit(prefilled, max(request.sampling.max_tokens for request, _ in admitted))
         self._rows += rows
         self._draw(rows, torch.cat(logits))
         return rows
@@ -194,10 +214,10 @@ class Decoder:
         )
         if sampling.temperature == 0:
             ids = logits.argmax(-1)
-        else:
-            uniforms = [row.uniforms[len(row.token_ids)] for row in rows]
-            ids = draw(logits, torch.tensor(uniforms, dtype=torch.float32, device=logits.device))
-        return ids.tolist(), token_logprobs(logits, ids).tolist()
+            return ids.tolist(), token_logprobs(logits, ids).tolist()
+        uniforms = [row.uniforms[len(row.token_ids)] for row in rows]
+        ids, logprobs = draw_scored(logits, torch.tensor(uniforms, dtype=torch.float32, device=logits.device))
+        return ids.tolist(), logprobs.tolist()
 
     def _remove(self, places: Sequence[int]) -> None:
         """Rows leave the batch: the last row takes the place of each."""
@@ -205,8 +225,9 @@ class Decoder:
             self._cache.remove(i)
             self._rows[i] = self._rows[-1]
             self._rows.pop()
-        if not self._rows:
+        if places and not self._rows:
             self._cache = RowCache()
+            self.weights_are_new |= self._shared
 
     # When completions end --------------------------------------------------------------------------------------------
 
