@@ -44,6 +44,8 @@ class Batch:
     """By group."""
     forwarded: tuple[int, ...]
     """The completions that the model must see: all others have no gradient."""
+    replayed: frozenset[int] = frozenset()
+    """The groups that an earlier step has trained already."""
 
     @property
     def num_completions(self) -> int:
@@ -148,6 +150,7 @@ def build_batch(
         lost_at=lost_at,
         prompt_ids=tuple(torch.tensor(group.prompt.token_ids) for group in groups),
         forwarded=_forwarded(loss_mask, completion_of_token, lost_at, config),
+        replayed=frozenset(g for g, group in enumerate(groups) if group.replayed),
     )
 
 
@@ -175,23 +178,49 @@ def minibatches(batch: Batch, parts: int) -> Iterator[Minibatch]:
 
 
 def micro_batches(batch: Batch, completions: Sequence[int], tokens_per_micro: int) -> Iterator[tuple[int, ...]]:
-    """Runs of completions of at most `tokens_per_micro` tokens, each group's prompt once (one, if it alone is longer)."""
+    """The completions in parts of at most `tokens_per_micro` tokens, each group's prompt counted once per part.
+
+    As few parts as that takes with groups whole, of about equal size: the largest part is what memory must hold. A group
+    that alone is too large is cut, and its prompt repeated; a completion that alone is too long is a part of its own.
+    """
     lengths = batch.lengths.tolist()
-    micro: list[int] = []
-    used = 0
-    group_before = None
+    pieces: list[tuple[int, list[int]]] = []
+    for group, members in groupby(completions, key=lambda c: int(batch.group_of_completion[c])):
+        pieces += _pieces(list(members), lengths, len(batch.prompt_ids[group]), tokens_per_micro)
+    pieces.sort(key=lambda piece: -piece[0])
+    count = max(1, -(-sum(size for size, _ in pieces) // tokens_per_micro))
+    while (parts := _even_parts(pieces, count, tokens_per_micro)) is None:
+        count += 1
+    yield from (tuple(sorted(part)) for part in sorted(parts) if part)
+
+
+def _pieces(
+    completions: Sequence[int], lengths: Sequence[int], prompt: int, limit: int
+) -> Iterator[tuple[int, list[int]]]:
+    """A group in as few runs of at most `limit` tokens, its prompt included, as there can be: (tokens, completions)."""
+    piece: list[int] = []
+    size = prompt
     for completion in completions:
-        group = int(batch.group_of_completion[completion])
-        whole = len(batch.prompt_ids[group]) + lengths[completion]
-        more = lengths[completion] if group == group_before else whole
-        if micro and used + more > tokens_per_micro:
-            yield tuple(micro)
-            micro, used, more = [], 0, whole
-        micro.append(completion)
-        used += more
-        group_before = group
-    if micro:
-        yield tuple(micro)
+        if piece and size + lengths[completion] > limit:
+            yield size, piece
+            piece, size = [], prompt
+        piece.append(completion)
+        size += lengths[completion]
+    if piece:
+        yield size, piece
+
+
+def _even_parts(pieces: Sequence[tuple[int, list[int]]], count: int, limit: int) -> list[list[int]] | None:
+    """Each piece, the largest first, into the part with the least; None if one then has too much in company."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for size, piece in pieces:
+        least = sizes.index(min(sizes))
+        if parts[least] and sizes[least] + size > limit:
+            return None
+        parts[least] += piece
+        sizes[least] += size
+    return parts
 
 
 def pack(batch: Batch, completions: Sequence[int]) -> Row:

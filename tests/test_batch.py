@@ -1,4 +1,3 @@
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -163,11 +162,25 @@ def test_micro_batches_hold_at_most_so_many_tokens_each_groups_prompt_counted_on
         prompts = {int(batch.group_of_completion[c]) for c in micro}
         return sum(len(batch.prompt_ids[g]) for g in prompts) + sum(lengths[c] for c in micro)
 
-    micros = list(micro_batches(batch, batch.forwarded, 30))
-    assert [c for micro in micros for c in micro] == list(batch.forwarded)
-    assert all(cost(micro) <= 30 for micro in micros)
-    for micro, following in itertools.pairwise(micros):
-        assert cost((*micro, following[0])) > 30  # full
+    for limit in (19, 22, 30, 45, 1000):
+        micros = list(micro_batches(batch, batch.forwarded, limit))
+        assert sorted(c for micro in micros for c in micro) == list(batch.forwarded)
+        assert all(cost(micro) <= limit for micro in micros)
+
+
+def test_a_group_that_fits_is_whole_and_micro_batches_are_of_about_equal_size() -> None:
+    # Groups of 21, 21, 24 and 26 tokens with their prompts. Filled up one after the other they would be 21 + 21, 24 and 26.
+    drawn = [group((0.0, 1.0, 0.3), (5, 5, 5), 1), group((0.0, 1.0, 0.3), (5, 5, 4), 2), *groups()[2:]]
+    batch = build_batch(drawn, settings(), 0)
+    micros = list(micro_batches(batch, batch.forwarded, 48))
+    assert len(micros) == 2
+    sizes = []
+    for micro in micros:
+        owners = {int(batch.group_of_completion[c]) for c in micro}
+        members = [c for c in range(batch.num_completions) if int(batch.group_of_completion[c]) in owners]
+        assert list(micro) == members
+        sizes.append(sum(len(batch.prompt_ids[g]) for g in owners) + int(batch.lengths[members].sum()))
+    assert max(sizes) - min(sizes) <= 5
 
 
 def test_a_completion_longer_than_a_micro_batch_has_one_of_its_own() -> None:

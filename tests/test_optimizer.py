@@ -1,11 +1,13 @@
 import copy
 import io
 import math
+import sys
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from leadline.errors import ConfigError
 from leadline.optimizer import Optimizer, learning_rate
 from leadline.settings.optimizer import Optimizer as OptimizerSettings
 
@@ -74,8 +76,8 @@ def test_steps_equal_those_of_plain_adamw() -> None:
 def test_weight_decay_is_of_matrices_only() -> None:
     made = module()
     before = copy.deepcopy(made)
-    made.matrix.grad, made.vector.grad = torch.zeros(4, 3), torch.zeros(3)
-    Optimizer(made, settings(weight_decay=0.5)).step(0.0, 0.1)
+    made.matrix.grad, made.vector.grad = torch.full((4, 3), 1e-10), torch.zeros(3)
+    Optimizer(made, settings(weight_decay=0.5, eps=1.0)).step(0.0, 0.1)
     assert torch.allclose(made.matrix, before.matrix * (1 - 0.1 * 0.5))
     assert torch.equal(made.vector, before.vector)
 
@@ -130,6 +132,45 @@ def test_a_rate_of_zero_moves_nothing_and_says_so() -> None:
     outcome = Optimizer(made, settings()).step(0.0, 0.0)
     assert torch.equal(values(made), before)
     assert outcome.update_norm == 0
+
+
+def test_a_step_without_any_gradient_moves_nothing_whatever_came_before() -> None:
+    # AdamW remembers: with a gradient of zeros it would go on in the old direction, and decay the matrices.
+    made = module()
+    ours = Optimizer(made, settings(weight_decay=0.5))
+    give_gradients(made)
+    assert ours.step(0.0, 0.1).taken
+    before, state = values(made), copy.deepcopy(ours.state_dict())
+    give_gradients(made, scale=0.0)
+    outcome = ours.step(0.0, 0.1)
+    assert not outcome.taken
+    assert not outcome.discarded
+    assert (outcome.grad_norm, outcome.grad_norm_clipped, outcome.update_norm) == (0, 0, 0)
+    assert torch.equal(values(made), before)
+    assert equal_states(ours.state_dict(), state)
+    assert all(p.grad is None for p in made.parameters())
+
+
+def test_moments_in_8_bits_need_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(ConfigError, match=r"optimizer\.moments is '8bit', but torchao cannot be imported"):
+        Optimizer(module(), settings(moments="8bit"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler that torchao's step goes through
+def test_moments_in_8_bits_step_almost_as_in_32() -> None:
+    pytest.importorskip("torchao.optim", reason="torchao is optional")
+    made, plain = (nn.Linear(64, 128, bias=False) for _ in range(2))
+    plain.load_state_dict(made.state_dict())
+    before = made.weight.detach().clone()
+    steps, norms = [Optimizer(made, settings(moments="8bit")), Optimizer(plain, settings())], list[float]()
+    for seed in range(3):
+        for each, optimizer in zip((made, plain), steps, strict=True):
+            each.weight.grad = torch.randn(each.weight.shape, generator=torch.Generator().manual_seed(seed))
+            norms.append(optimizer.step(0.0, 1e-3).update_norm)
+    assert float((made.weight - plain.weight).norm()) < 0.15 * float((plain.weight - before).norm())
+    assert norms[-2] == pytest.approx(norms[-1], rel=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,3 +1,4 @@
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,14 @@ def test_bfloat16_logprobs_are_float32_and_packed_as_well_as_rounding_allows() -
     assert made.packs
     batch = build_batch(groups(), made.config, 0)
     logprobs = all_logprobs(made, batch)
-    expected = torch.cat([plain_logprobs(made.model, batch, c) for c in range(batch.num_completions)])
+    in_float32 = copy.deepcopy(made.model).float()
+    plain, truth = (
+        torch.cat([plain_logprobs(model, batch, c) for c in range(batch.num_completions)])
+        for model in (made.model, in_float32)
+    )
     assert logprobs.dtype == torch.float32
-    assert float((logprobs - expected).abs().max()) < 0.1
-    assert float((logprobs - expected).abs().mean()) < 0.01
+    assert float((logprobs - plain).abs().max()) < 0.1
+    assert float((logprobs - truth).abs().mean()) < 1.2 * float((plain - truth).abs().mean())
 
 
 class Mixing(nn.Module):
@@ -136,21 +141,22 @@ def test_a_model_that_mixes_neighbours_is_not_packed_and_has_the_right_logprobs(
     config = settings()
     loaded = load_model(config.model)
     made = Policy(Loaded(make(loaded), loaded.tokenizer, loaded.eos_ids, None), config)
-    assert not made.packing_error <= 1e-2  # far off, or NaN: it could not even be tried
     assert not made.packs
+    assert any("each sequence is forwarded on its own" in line for line in made.slow_paths)
     batch = build_batch(groups(), config, 0)
     if not isinstance(made.model, Mixing):  # whose logits depend on tokens to come, so "alone" is with these
         expected = torch.cat([plain_logprobs(made.model, batch, c) for c in range(batch.num_completions)])
         assert torch.allclose(all_logprobs(made, batch), expected, rtol=0, atol=1e-5)
     one_by_one = torch.cat([made.logprobs(batch, [c]).logprobs.detach() for c in range(batch.num_completions)])
-    assert torch.equal(all_logprobs(made, batch), one_by_one)
+    assert torch.allclose(all_logprobs(made, batch), one_by_one, rtol=0, atol=1e-5)
     assert made.update(build_batch(groups(), config, 0)).metrics["optimizer/steps"] == 1
 
 
-def test_the_tiny_model_packs() -> None:
+def test_the_tiny_model_takes_every_fast_path() -> None:
     made = policy(settings())
-    assert made.packing_error < 1e-5
     assert made.packs
+    assert made.head is not None
+    assert made.slow_paths == ()
 
 
 def test_finding_out_whether_prompts_can_be_shared_leaves_the_weights_and_gradients_alone() -> None:

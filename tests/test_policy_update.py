@@ -18,7 +18,9 @@ from tests.builders import (
     on_policy,
     optimizer_inputs,
     policy,
+    same,
     settings,
+    snapshot,
 )
 
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "reinforce")
@@ -238,6 +240,33 @@ def test_without_a_bonus_the_entropy_is_measured_and_has_no_gradient() -> None:
     metrics = made.update(batch).metrics
     assert metrics["policy/entropy"] == pytest.approx(float(scores.entropies.mean()), rel=1e-6)
     assert metrics["loss/entropy"] == 0
+
+
+def test_each_optimizer_step_trains_the_top_fifth_of_its_own_tokens_by_its_own_policy() -> None:
+    made = policy(
+        settings(
+            objective={"entropy_quantile": 0.8},
+            optimizer={"minibatches": 2, "epochs_per_batch": 2, "learning_rate": 1e-2, "tokens_per_micro": 20},
+        )
+    )
+    box = made.update(on_policy(made, groups())).blackbox
+    for step in range(4):
+        here = box["seen_optimizer_step"] == step
+        trained, entropies = box["seen_trained"][here], box["seen_entropies"][here]
+        assert int(trained.sum()) == math.ceil(0.2 * len(trained))
+        assert entropies[trained].min() > entropies[~trained].max()
+
+
+def test_a_step_whose_tokens_are_all_masked_moves_nothing_although_adamw_remembers() -> None:
+    masking = {"importance_action": "mask", "importance_low": 0.9, "importance_high": 1.1}
+    made = policy(settings(objective=masking, optimizer={"weight_decay": 0.1}))
+    made.update(on_policy(made, groups()))
+    before = snapshot(made.model)
+    update = made.update(on_policy(made, groups(), offset=1.0))
+    assert same(snapshot(made.model), before)
+    assert (update.metrics["optimizer/steps"], update.metrics["optimizer/discarded_steps"]) == (0, 0)
+    assert update.metrics["optimizer/update_norm"] == 0
+    assert made.discarded_in_a_row == 0
 
 
 def test_an_entropy_quantile_trains_the_top_tokens_only() -> None:

@@ -37,14 +37,49 @@ def processed_logits(
             f"temperature is {temperature}, but logits are divided by it. Greedy decoding is no distribution. "
             "Take the argmax of the logits."
         )
+    scaled = scaled_logits(logits, temperature=temperature, repetition_penalty=repetition_penalty, seen=seen)
+    floor = support_floor(scaled.detach(), top_k=top_k, top_p=top_p, min_p=min_p)
+    return scaled if floor is None else within(scaled, floor, keep)
+
+
+def scaled_logits(
+    logits: Float[Tensor, "token vocab"],
+    *,
+    temperature: float,
+    repetition_penalty: float,
+    seen: Bool[Tensor, "token vocab"] | None = None,
+) -> Float[Tensor, "token vocab"]:
+    """`processed_logits` before any entry falls: each entry depends on its own logit alone, and its gradient too."""
     scaled = logits.float()
     if repetition_penalty != 1:
         scaled = _penalised(scaled, seen, repetition_penalty)
-    if temperature != 1:
-        scaled = scaled / temperature
-    if top_k <= 0 and top_p >= 1 and min_p <= 0:
-        return scaled
-    excluded = scaled < _support_floor(scaled.detach(), top_k, top_p, min_p)
+    return scaled if temperature == 1 else scaled / temperature
+
+
+def support_floor(
+    scaled: Float[Tensor, "token vocab"], *, top_k: int, top_p: float, min_p: float
+) -> Float[Tensor, "token 1"] | None:
+    """Per row the smallest logit inside the support: each rule is a threshold on the logit. None = nothing falls."""
+    floor = None
+    if min_p > 0:
+        floor = scaled.amax(-1, keepdim=True) + math.log(min_p)
+    if 0 < top_k < scaled.shape[1]:
+        smallest = scaled.topk(top_k).values[:, -1:]
+        floor = smallest if floor is None else torch.maximum(floor, smallest)
+    if top_p < 1:
+        above = scaled if floor is None else scaled.masked_fill(scaled < floor, -math.inf)
+        nucleus = _nucleus_floor(above, top_p)
+        floor = nucleus if floor is None else torch.maximum(floor, nucleus)
+    return floor
+
+
+def within(
+    scaled: Float[Tensor, "token vocab"],
+    floor: Float[Tensor, "token 1"],
+    keep: Int[Tensor, " token"] | None = None,
+) -> Float[Tensor, "token vocab"]:
+    """-inf below the row's floor, but for the row's entry in `keep`."""
+    excluded = scaled.detach() < floor
     if keep is not None:
         excluded = excluded.scatter(-1, keep.long()[:, None], False)
     return scaled.masked_fill(excluded, -math.inf)
@@ -84,26 +119,26 @@ def _penalised(
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def _support_floor(
-    scaled: Float[Tensor, "token vocab"], top_k: int, top_p: float, min_p: float
-) -> Float[Tensor, "token 1"]:
-    """Per row the smallest logit inside the support: each of the three rules is a threshold on the logit."""
-    floor = scaled.new_full((scaled.shape[0], 1), -math.inf)
-    if min_p > 0:
-        floor = scaled.amax(-1, keepdim=True) + math.log(min_p)
-    if 0 < top_k < scaled.shape[1]:
-        floor = torch.maximum(floor, scaled.topk(top_k).values[:, -1:])
-    if top_p < 1:
-        floor = torch.maximum(floor, _nucleus_floor(scaled, floor, top_p))
+NUCLEUS_CANDIDATES = 1024
+"""So many largest entries are looked at first: a nucleus is seldom larger, and sorting all takes eight times as long."""
+
+
+def _nucleus_floor(scaled: Float[Tensor, "token vocab"], top_p: float) -> Float[Tensor, "token 1"]:
+    """Per row the smallest logit of the nucleus (Holtzman et al. 2020)."""
+    probs = scaled.softmax(-1)
+    floor, complete = _nucleus_among(scaled, probs, min(NUCLEUS_CANDIDATES, scaled.shape[1]), top_p)
+    wide = ~complete[:, 0]
+    if bool(wide.any()):
+        floor[wide] = _nucleus_among(scaled[wide], probs[wide], scaled.shape[1], top_p)[0]
     return floor
 
 
-def _nucleus_floor(
-    scaled: Float[Tensor, "token vocab"], floor: Float[Tensor, "token 1"], top_p: float
-) -> Float[Tensor, "token 1"]:
-    """Per row the smallest logit of the nucleus (Holtzman et al. 2020) of what lies at or above `floor`."""
-    ordered = scaled.sort(-1, descending=True).values
-    probs = ordered.masked_fill(ordered < floor, -math.inf).softmax(-1).double()
-    mass_before = probs.cumsum(-1) - probs
-    size = (mass_before < top_p).sum(-1, keepdim=True).clamp(min=1)
-    return ordered.gather(-1, size - 1)
+def _nucleus_among(
+    scaled: Float[Tensor, "token vocab"], probs: Float[Tensor, "token vocab"], count: int, top_p: float
+) -> tuple[Float[Tensor, "token 1"], Bool[Tensor, "token 1"]]:
+    """The floor, looking at the `count` largest entries, and whether that is enough to know."""
+    ordered, places = scaled.topk(count)
+    mass = probs.gather(-1, places).double()
+    reached = mass.cumsum(-1)
+    size = (reached - mass < top_p).sum(-1, keepdim=True).clamp(min=1)
+    return ordered.gather(-1, size - 1), reached[:, -1:] >= top_p

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
 from leadline.objective.logprobs import token_logprobs
-from leadline.objective.sampling import draw, processed_logits
+from leadline.objective.sampling import NUCLEUS_CANDIDATES, draw, processed_logits
 
 GENERATOR = torch.Generator().manual_seed(3)
 LOGITS = torch.randn(8, 30, generator=GENERATOR) * 2
@@ -67,6 +67,17 @@ def test_a_nucleus_that_has_exactly_the_mass_asked_for_is_complete():
     first = logits.softmax(-1)[0, 0].item()
     assert support(processed_logits(logits, **(OFF | {"top_p": first}))) == [[0]]
     assert support(processed_logits(logits, **(OFF | {"top_p": first + 1e-9}))) == [[0, 1]]
+
+
+@pytest.mark.parametrize("top_p", [0.2, 0.9, 0.9999])
+def test_a_nucleus_wider_than_the_candidates_looked_at_first_is_found(top_p):
+    logits = torch.randn(3, 3000, generator=torch.Generator().manual_seed(5)) * torch.tensor([[0.1], [1.0], [6.0]])
+    kept = [len(row) for row in support(processed_logits(logits, **(OFF | {"top_p": top_p})))]
+    for row, count in zip(logits.double(), kept, strict=True):
+        mass = row.softmax(-1).sort(descending=True).values.cumsum(-1)
+        assert abs(count - int((mass < top_p).sum()) - 1) <= (top_p > 0.99)  # in the far tail by rounding
+    assert max(kept) > NUCLEUS_CANDIDATES or top_p < 0.5
+    assert min(kept) < NUCLEUS_CANDIDATES
 
 
 def test_ties_with_the_last_kept_entry_stay():

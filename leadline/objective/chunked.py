@@ -1,0 +1,222 @@
+"""Log-probability and entropy per token from hidden states: logits exist for a chunk at a time, and no longer.
+
+    forward    for a chunk of tokens, the whole vocabulary:   z = h W^T,  s = processed(z),  logsumexp, logprob, entropy
+    backward   for a block of the vocabulary, all tokens:     z and s again,  g = dL/dz,
+               dL/dh += g W_block,  dL/dW_block = g^T h
+
+The forward goes by tokens, since a normaliser and a truncated support need a whole row. The backward goes by blocks of
+the vocabulary, since with the normaliser known a block needs nothing of the others: each row of dL/dW is computed once,
+from all tokens, and no second matrix of the head's size is summed up. Saved are h and a few numbers per token.
+
+Tokens that fit into one chunk keep their logits for the backward: nothing would be saved by recomputing them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from leadline.objective.chunks import Head, Plan, Replay, Room, product
+from leadline.objective.sampling import support_floor, within
+
+SWEEP = 2**24
+"""Logits at once on a CPU: 64 MiB in float32. With more it waits for fresh memory, with fewer products become thin."""
+ACCELERATOR_SWEEP = 2**27
+"""Logits at once elsewhere."""
+
+
+def chunked_scores(
+    hidden: Float[Tensor, "token width"],
+    head: Head,
+    token_ids: Int[Tensor, " token"],
+    replay: Replay,
+    *,
+    entropy_gradient: bool = False,
+    sweep: int | None = None,
+) -> tuple[Float[Tensor, " token"], Float[Tensor, " token"]]:
+    """log p(token_id) and the entropy of each row's processed distribution, in nats, in float32.
+
+    They equal `token_logprobs` and `token_entropies` of `processed_logits` of the head's logits, and so do the gradients
+    of hidden states and head; entropies have one only with `entropy_gradient`. About `sweep` logits exist at once. Rows
+    whose gradient is exactly 0 take no part in the backward pass: a NaN in them stays where it is.
+    """
+    if sweep is None:
+        sweep = SWEEP if hidden.device.type == "cpu" else ACCELERATOR_SWEEP
+    plan = Plan(token_ids.long(), len(head.weight), head.scale, head.softcap, replay, sweep, entropy_gradient)
+    logprobs, entropies = _ChunkedScores.apply(plan, hidden, head.weight, head.bias)  # type: ignore[no-untyped-call]
+    return logprobs, entropies
+
+
+class _ChunkedScores(torch.autograd.Function):
+    """See the top of the file."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        logprobs, entropies, tops, log_sums, floors = hidden.new_empty(5, len(hidden), dtype=torch.float32).unbind()
+        products, masses = Room(hidden), Room(log_sums)
+        below = None
+        for tokens in plan.chunks():
+            scaled = plan.scaled(product(hidden[tokens], weight, bias, products), tokens, slice(0, plan.vocab))
+            targets = plan.token_ids[tokens]
+            if plan.replay.truncates:
+                floors[tokens] = _floors(plan.replay, scaled)
+                scaled = within(scaled, floors[tokens, None], targets)
+            tops[tokens] = scaled.amax(-1)
+            below = scaled.sub_(tops[tokens, None])
+            logprobs[tokens], entropies[tokens], log_sums[tokens] = _row_scores(below, targets, masses)
+        kept = below if plan.in_one_chunk and plan.multiplies else None
+        ctx.plan = plan
+        ctx.save_for_backward(hidden, weight, bias, tops, log_sums, floors, entropies, kept)
+        if not plan.entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_logprobs: Tensor, by_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, tops, log_sums, floors, entropies, kept = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        rows = _Rows(hidden, plan.token_ids, tops, log_sums, floors, entropies, kept, by_logprobs, by_entropies)
+        parts = list(plan.parts(rows.live, kept is not None))
+        wanted = dict(zip(("hidden", "weight", "bias"), ctx.needs_input_grad[1:], strict=True))
+        by_hidden = torch.zeros_like(hidden) if wanted["hidden"] else None
+        # Within a part a product of half-precision matrices sums in float32; over parts the total must.
+        total = weight.dtype if len(parts) == 1 else torch.float32
+        by_weight = torch.zeros_like(weight, dtype=total) if wanted["weight"] else None
+        by_bias = torch.zeros_like(bias, dtype=torch.float32) if wanted["bias"] else None
+        rooms = Room(hidden), Room(log_sums)
+        for tokens, blocks in parts:
+            part = _Part(plan, tokens, rows.of(tokens), weight, bias, *rooms)
+            gradient = part.add_gradients(blocks, by_weight, by_bias)
+            if by_hidden is not None:
+                by_hidden[tokens] = gradient.to(hidden.dtype)
+        return (
+            None,
+            by_hidden,
+            None if by_weight is None else by_weight.to(weight.dtype),
+            None if by_bias is None else by_bias.to(bias.dtype),
+        )
+
+
+class _Rows(NamedTuple):
+    """By token: what went in, what the forward pass found, and dL / d(its results)."""
+
+    hidden: Tensor
+    token_ids: Tensor
+    tops: Tensor
+    log_sums: Tensor
+    floors: Tensor
+    entropies: Tensor
+    kept: Tensor | None
+    by_logprobs: Tensor
+    by_entropies: Tensor
+
+    @property
+    def live(self) -> Tensor:
+        """The token has a gradient."""
+        return (self.by_logprobs != 0) | (self.by_entropies != 0)
+
+    def of(self, tokens: slice | Tensor) -> "_Rows":
+        return _Rows(*(None if x is None else x[tokens] for x in self))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some tokens of a backward pass."""
+
+    plan: Plan
+    tokens: slice | Tensor
+    rows: _Rows
+    weight: Tensor
+    bias: Tensor | None
+    products: Room
+    gradients: Room
+
+    def add_gradients(self, blocks: list[slice], by_weight: Tensor | None, by_bias: Tensor | None) -> Tensor:
+        """dL / d(hidden) of these tokens; what they add to the head's gradients is added to them."""
+        hidden, dead = self.rows.hidden, ~self.rows.live[:, None]
+        if has_dead := bool(dead.any()):
+            hidden = hidden.masked_fill(dead, 0.0)
+        by_hidden = torch.zeros_like(hidden, dtype=torch.float32)
+        for entries in blocks:
+            by_product = self._by_product(entries)
+            if has_dead:
+                by_product.masked_fill_(dead, 0.0)
+            if by_bias is not None:
+                by_bias[entries] += by_product.sum(0)
+            by_product = by_product.to(hidden.dtype)
+            _add_product(by_hidden, by_product, self.weight[entries])
+            if by_weight is not None:
+                _add_product(by_weight[entries], by_product.t(), hidden)
+        return by_hidden
+
+    def _by_product(self, entries: slice) -> Float[Tensor, "part entry"]:
+        """dL / d(head's product) of a block of the vocabulary."""
+        plan, rows = self.plan, self.rows
+        if rows.kept is not None:
+            kept = rows.kept[:, entries]
+            logprobs = torch.sub(kept, rows.log_sums[:, None], out=self.gradients.take(*kept.shape))
+            return self._times_factor(self._by_scaled(logprobs, entries))
+        normalisers = (rows.tops + rows.log_sums)[:, None]
+        bias = None if self.bias is None else self.bias[entries]
+        made = product(rows.hidden, self.weight[entries], bias, self.products)
+        if plan.multiplies:
+            scaled = self._fallen(plan.scaled(made, self.tokens, entries))
+            return self._times_factor(self._by_scaled(scaled.sub_(normalisers), entries))
+        with torch.enable_grad():
+            leaf = made.detach().requires_grad_()
+            scaled = plan.scaled(leaf, self.tokens, entries)
+        by_scaled = self._by_scaled(self._fallen(scaled.detach()) - normalisers, entries)
+        return torch.autograd.grad(scaled, leaf, by_scaled)[0]
+
+    def _fallen(self, scaled: Tensor) -> Tensor:
+        """With truncation a block is the whole vocabulary, see `Plan.parts`."""
+        rows = self.rows
+        return within(scaled, rows.floors[:, None], rows.token_ids) if self.plan.replay.truncates else scaled
+
+    def _by_scaled(self, logprobs: Tensor, entries: slice) -> Float[Tensor, "part entry"]:
+        """dL/ds = dL/dlogprob (1[y] - p) - dL/dH p (l + H), for log-probabilities l (overwritten), p = exp(l), target y."""
+        by_logprobs = self.rows.by_logprobs[:, None]
+        if self.plan.entropy_gradient:
+            slope = logprobs.masked_fill(logprobs == -math.inf, 0.0).add_(self.rows.entropies[:, None])
+            slope.mul_(self.rows.by_entropies[:, None]).add_(by_logprobs)
+            gradient = logprobs.exp_().mul_(slope.neg_())
+        else:
+            gradient = logprobs.exp_().mul_(-by_logprobs)
+        place = self.rows.token_ids[:, None] - entries.start
+        here = (place >= 0) & (place < gradient.shape[1])
+        return gradient.scatter_add_(1, place.clamp(0, gradient.shape[1] - 1), torch.where(here, by_logprobs, 0.0))
+
+    def _times_factor(self, gradient: Tensor) -> Tensor:
+        factor = self.plan.scale / self.plan.replay.temperature
+        return gradient if factor == 1 else gradient.mul_(factor)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right."""
+    if left.dtype == total.dtype == torch.float32:
+        total.addmm_(left, right)
+    else:
+        total.add_(left @ right)
+
+
+def _floors(replay: Replay, scaled: Tensor) -> Float[Tensor, " token"]:
+    floor = support_floor(scaled, top_k=replay.top_k, top_p=replay.top_p, min_p=replay.min_p)
+    return scaled.new_full((len(scaled),), -math.inf) if floor is None else floor[:, 0]
+
+
+def _row_scores(
+    below: Float[Tensor, "token vocab"], targets: Int[Tensor, " token"], room: Room
+) -> tuple[Float[Tensor, " token"], Float[Tensor, " token"], Float[Tensor, " token"]]:
+    """(logprob of the target, entropy, logsumexp) of logits from which each row's largest was taken."""
+    masses = torch.exp(below, out=room.take(*below.shape))
+    total = masses.sum(-1)
+    log_total = total.log()
+    weighted = torch.linalg.vecdot(masses, below)
+    if bool(weighted.isnan().any()):  # 0 times -inf, where entries fell: p log p is 0 in the limit
+        weighted = torch.linalg.vecdot(masses, below.masked_fill(below == -math.inf, 0.0))
+    return below.gather(-1, targets[:, None])[:, 0] - log_total, log_total - weighted / total, log_total
