@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup vllm demo demo-vllm test test-vllm check fix bench drills docs clean
+.PHONY: setup vllm demo demo-vllm materials test test-vllm check fix bench drills docs clean
 
 setup: $(READY)
 
@@ -19,6 +19,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train a real small model on a CPU and show that it learned
 	rm -rf runs/demo
 	$(BIN)/leadline train recipes/demo.toml
+
+materials: $(READY)  ## warm start, then GRPO against a reward that computes band gaps, on a CPU
+	rm -rf runs/materials-sft runs/materials
+	$(BIN)/leadline sft recipes/materials-sft.toml
+	$(BIN)/leadline train recipes/materials.toml
 
 test: $(READY)  ## run all tests; those that need a real vLLM are skipped, and say so, where it cannot be installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not vllm"
@@ -48,8 +53,8 @@ fix: $(READY)  ## format and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## time the parts of a step, packed against one by one
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/update.py
+bench: $(READY)  ## compare with TRL on the same work, and write docs/benchmarks.md (20 minutes; FULL=--full for the grid)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.trl_compare $(FULL)
 
 drills: $(READY)  ## break the trainer in every way that can be induced, and see what the doctor says
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.drills.matrix

@@ -5,9 +5,8 @@ act on (printed without a traceback), 130 stopped with Ctrl-C.
 """
 
 import asyncio
-import os
+import json
 import shlex
-import signal
 import sys
 import time
 from pathlib import Path
@@ -19,12 +18,16 @@ from typer.core import TyperCommand
 
 from leadline import __version__
 from leadline.config import Config
-from leadline.doctor.command import doctor, rules
+from leadline.doctor.command import AFTERWORDS, doctor, rules
 from leadline.engines.serve_command import serve
 from leadline.errors import ConfigError, LeadlineError
+from leadline.interrupt import StopOnce, heard
 from leadline.numerals import duration
+from leadline.probes.command import probe
 from leadline.recipe import load_config
+from leadline.replay.command import replay, restoring_sentence
 from leadline.settings_help import settings_help
+from leadline.sft.command import WithSftSettings, sft
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for language models that cannot fail silently.",
@@ -71,6 +74,7 @@ def train(
         bool, typer.Option("--resume", help="Continue the run in run.dir from its last checkpoint.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipe without training.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print at the end where the time of a step went.")] = False,
 ) -> None:
     """Train a model with GRPO or one of its family."""
     config = load_config(recipe, overrides or [])
@@ -83,12 +87,16 @@ def train(
     path = Path(config.run.dir.replace("{recipe}", recipe.stem))
     settings = [word for override in overrides or [] for word in ("--set", override)]
     again = shlex.join(["leadline", "train", str(recipe), *settings, "--resume"])
-    raise typer.Exit(_train(config, path, resume, again))
+    raise typer.Exit(_train(config, path, resume, again, profile))
 
 
 app.command()(doctor)
 app.command()(rules)
 app.command()(serve)
+app.command(cls=WithSftSettings, context_settings={"max_content_width": 100})(sft)
+app.command()(replay)
+AFTERWORDS.append(restoring_sentence)
+app.add_typer(probe, name="probe")
 
 
 def main() -> None:
@@ -116,23 +124,25 @@ def _print_error(error: LeadlineError) -> None:
     errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
 
 
-def _train(config: Config, path: Path, resume: bool, again: str) -> int:
+def _train(config: Config, path: Path, resume: bool, again: str, profile: bool) -> int:
     """Trains; the exit code. `again` is the command that continues the run."""
     from leadline.screen import Screen
     from leadline.session import open_session
 
-    stop = _StopOnce()
+    stop = StopOnce()
     started = time.perf_counter()
     with Screen(config) as screen:
         session = open_session(config, path, resume=resume, stopping=lambda: stop.asked, screen=screen)
-        before = signal.signal(signal.SIGINT, stop)  # while parts are loaded, Ctrl-C just leaves: nothing is lost yet
-        try:
+        if profile:
+            session.start_profile()
+        with heard(stop), session.watchdog:  # while parts are loaded, Ctrl-C just leaves: nothing is lost yet
             difference = asyncio.run(session.run())
-        finally:
-            signal.signal(signal.SIGINT, before)
     out = Console(highlight=False, markup=False, soft_wrap=True)
     took = duration(time.perf_counter() - started)
     out.print(f"{session.policy.version} of {config.run.steps} steps in {took}; the run is in {path}")
+    if session.profile is not None and session.profile.steps:
+        out.print(session.profile.report())
+        (path / "profile.json").write_text(json.dumps(session.profile.summary(), indent=2))
     if not session.finished:
         out.print(f"Stopped. Continue with: {again}")
         return 130
@@ -144,19 +154,3 @@ def _train(config: Config, path: Path, resume: bool, again: str) -> int:
         f"paired difference {difference.mean:+.4f}, 95 % bootstrap interval [{difference.low:+.4f}, {difference.high:+.4f}]"
     )
     return 1 if config.eval.require_improvement and not difference.improved else 0
-
-
-class _StopOnce:
-    """The first Ctrl-C asks for a stop after the step; the second leaves at once, which costs the steps since the last
-    checkpoint and nothing else."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __call__(self, signum: int, frame: object) -> None:
-        if self.asked:
-            if sys.stdout.isatty():
-                os.write(1, b"\x1b[?25h")  # the live screen hides the cursor
-            os._exit(130)
-        self.asked = True
-        os.write(2, b"\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.\n")

@@ -66,6 +66,6 @@ def parse_config(values: dict[str, Any]) -> Config:
         raise ConfigError(explained(error, SECTIONS)) from error
 
 
-def dump_config(config: Config) -> str:
+def dump_config(config: Section) -> str:
     """The resolved config as JSON, which keeps nulls."""
     return json.dumps(config.model_dump(mode="json"), indent=2)

@@ -127,6 +127,43 @@ def _urls_need_vllm(config: "Config") -> str | None:
     )
 
 
+def _model_name_needs_vllm(config: "Config") -> str | None:
+    engine = config.engine
+    if engine.model_name is None or (engine.kind == "vllm" and engine.urls):
+        return None
+    return (
+        f"engine.model_name is {engine.model_name!r}, but without engine.urls no server is asked for a model by name. It "
+        "would be ignored. Remove it, or give engine.urls with engine.kind = 'vllm'."
+    )
+
+
+def _pushed_adapters_exist(config: "Config") -> str | None:
+    if config.engine.lora == "merge":
+        return None
+    if config.engine.kind != "vllm":
+        return (
+            f"engine.lora is 'push', but engine.kind is {config.engine.kind!r}, which takes no adapters. None would be "
+            "pushed. Set engine.kind = 'vllm', or engine.lora = 'merge'."
+        )
+    if not config.model.lora_rank:
+        return (
+            "engine.lora is 'push', but model.lora_rank is 0. There is no adapter to push. Set model.lora_rank, or "
+            "engine.lora = 'merge'."
+        )
+    return None
+
+
+def _kv_cache_is_ours(config: "Config") -> str | None:
+    engine = config.engine
+    if engine.kv_cache_gib is None or engine.kind == "vllm_inprocess" or (engine.kind == "vllm" and not engine.urls):
+        return None
+    whose = "the servers of engine.urls were started with theirs" if engine.urls else "only vLLM has such a cache"
+    return (
+        f"engine.kv_cache_gib is {engine.kv_cache_gib:g}, but {whose}. It would be ignored. Remove it"
+        f"{', and start the servers with `leadline serve --kv-cache`' if engine.urls else ''}."
+    )
+
+
 def _urls_are_addresses(config: "Config") -> str | None:
     wrong = [url for url in config.engine.urls if not url.startswith(("http://", "https://"))]
     if not wrong:
@@ -146,6 +183,47 @@ def _improvement_needs_prompts(config: "Config") -> str | None:
     )
 
 
+def _replay_is_older_than_the_queue(config: "Config") -> str | None:
+    bound, replay = config.rollout.max_staleness, config.rollout.replay_max_staleness
+    if not 0 < replay <= bound:
+        return None
+    return (
+        f"rollout.replay_max_staleness is {replay}, but rollout.max_staleness is {bound}. A group that is trained at its "
+        "bound could never be replayed. Set replay_max_staleness above max_staleness, or to 0."
+    )
+
+
+def _replay_is_weighted(config: "Config") -> str | None:
+    replay = config.rollout.replay_max_staleness
+    if not replay or config.objective.importance_action != "off":
+        return None
+    return (
+        f"rollout.replay_max_staleness is {replay}, but objective.importance_action is 'off'. Replayed groups would train "
+        "as if the policy of today had drawn them. Set importance_action = 'truncate', or replay_max_staleness = 0."
+    )
+
+
+def _stalls_are_told_before_they_end_the_run(config: "Config") -> str | None:
+    warning, limit = config.run.stall_warning_s, config.run.stall_limit_s
+    if warning <= limit:
+        return None
+    return (
+        f"run.stall_warning_s is {warning:g}, but run.stall_limit_s is {limit:g}. The run would stop before it was said "
+        "what it waits for. Set stall_warning_s below stall_limit_s."
+    )
+
+
+def _servers_have_their_time(config: "Config") -> str | None:
+    engine, limit = config.engine, config.run.stall_limit_s
+    longest = max(engine.request_timeout_s, engine.patience_s)
+    if engine.kind != "vllm" or limit > longest:
+        return None
+    return (
+        f"run.stall_limit_s is {limit:g}, but engine.request_timeout_s and engine.patience_s let a run wait {longest:g} s for "
+        "a server. It would stop while a server may still answer. Set stall_limit_s above both, or lower them."
+    )
+
+
 CHECKS = (
     _half_precision,
     _greedy_training,
@@ -154,9 +232,16 @@ CHECKS = (
     _epsilon_is_small,
     _lower_clip_acts,
     _importance_bounds_are_ordered,
+    _replay_is_older_than_the_queue,
+    _replay_is_weighted,
+    _stalls_are_told_before_they_end_the_run,
+    _servers_have_their_time,
     _labels_unique,
     _weights_not_all_zero,
     _urls_need_vllm,
+    _model_name_needs_vllm,
+    _pushed_adapters_exist,
+    _kv_cache_is_ours,
     _urls_are_addresses,
     _improvement_needs_prompts,
 )

@@ -6,8 +6,9 @@ tokenised and checked before the first step: a run does not find a bad row after
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,17 +83,22 @@ class PromptData:
     """Training rows left out because a held-out prompt has the same text."""
 
 
-def load_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, *, context_length: int | None) -> PromptData:
-    """The prompts of a run, all of them within the model's `context_length` (None = unknown).
+def load_prompts(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    context_length: int | None,
+    prepare: Callable[[Row], Row] = lambda row: row,
+) -> PromptData:
+    """The prompts of a run, all of them within the model's `context_length` (None = unknown); `prepare` sees each row first.
 
     Raises ConfigError: limits that leave no room for a prompt. Raises DataError: a source that cannot be read, has no
     rows, lacks the prompt column, has a prompt that cannot be rendered, is empty or too long, or has too few rows.
     """
     limit = prompt_limit(config, context_length)
-    candidates = _load(
-        config, tokenizer, limit, config.data.source, config.data.split, config.data.size, config.run.seed
-    )
-    held_out = _held_out(config, tokenizer, limit, candidates) if config.eval.prompts else []
+    load = partial(_load, config, tokenizer, limit, prepare)
+    candidates = load(config.data.source, config.data.split, config.data.size, config.run.seed)
+    held_out = _held_out(config, load, candidates) if config.eval.prompts else []
     return _divide(candidates, held_out, config.data.source, config.run.seed)
 
 
@@ -100,6 +106,7 @@ def _load(
     config: Config,
     tokenizer: PreTrainedTokenizerBase,
     limit: int | None,
+    prepare: Callable[[Row], Row],
     source: str,
     split: str,
     size: int,
@@ -107,13 +114,13 @@ def _load(
 ) -> list[Prompt]:
     rows = load_rows(config.data, source, split, size=size, seed=seed)
     return [
-        _prompt(tokenizer, row, f"Row {i} (counting from 0) of {source!r}, split {split!r},", config, limit)
+        _prompt(tokenizer, row, f"Row {i} (counting from 0) of {source!r}, split {split!r},", config, limit, prepare)
         for i, row in enumerate(rows)
     ]
 
 
 def _held_out(
-    config: Config, tokenizer: PreTrainedTokenizerBase, limit: int | None, candidates: list[Prompt]
+    config: Config, load: Callable[[str, str, int, int], list[Prompt]], candidates: list[Prompt]
 ) -> list[Prompt]:
     """`eval.prompts` prompts of different texts, from `eval_source` or, without one, from `source`."""
     data, count, seed = config.data, config.eval.prompts, config.run.seed
@@ -121,7 +128,7 @@ def _held_out(
     if data.eval_source or data.eval_split or source.startswith(REASONING_GYM):
         split = data.eval_split or data.split
         # A task may draw the same question twice; four times as many rows are nearly always enough.
-        candidates = _load(config, tokenizer, limit, source, split, 4 * count, seed + HELD_OUT_SEED)
+        candidates = load(source, split, 4 * count, seed + HELD_OUT_SEED)
     different = list({p.text: p for p in candidates}.values())
     if len(different) < count:
         raise DataError(
@@ -163,7 +170,7 @@ def render_prompt(
     as BOS itself: none are added); with `data.chat = false`, or no template, a string is tokenised as plain text.
     Raises DataError.
     """
-    if _uses_template(tokenizer, data):
+    if uses_template(tokenizer, data):
         text = _chat_text(tokenizer, _messages(value, data.system_prompt), chat_template_kwargs)
         return text, _token_ids(tokenizer, text, add_special_tokens=False)
     if data.system_prompt is not None:
@@ -198,7 +205,14 @@ def _rng(seed: int, *words: int) -> np.random.Generator:
     return np.random.default_rng([seed % 2**64, *words])  # numpy takes no negative seeds
 
 
-def _prompt(tokenizer: PreTrainedTokenizerBase, row: Row, where: str, config: Config, limit: int | None) -> Prompt:
+def _prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    where: str,
+    config: Config,
+    limit: int | None,
+    prepare: Callable[[Row], Row],
+) -> Prompt:
     column = config.data.prompt_column
     if column not in row:
         raise DataError(
@@ -206,9 +220,10 @@ def _prompt(tokenizer: PreTrainedTokenizerBase, row: Row, where: str, config: Co
             "There is nothing to sample from. Name one of them."
         )
     try:
+        row = prepare(row)
         text, ids = render_prompt(tokenizer, row[column], config.data, config.model.chat_template_kwargs)
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{where.rstrip(',')}: {error}") from error
     if not ids:
         raise DataError(f"{where} has an empty prompt. The model would have nothing to continue. Remove the row.")
     if limit is not None and len(ids) > limit:
@@ -220,7 +235,8 @@ def _prompt(tokenizer: PreTrainedTokenizerBase, row: Row, where: str, config: Co
     return Prompt(0, text, tuple(ids), {name: value for name, value in row.items() if name != column})
 
 
-def _uses_template(tokenizer: PreTrainedTokenizerBase, data: DataSettings) -> bool:
+def uses_template(tokenizer: PreTrainedTokenizerBase, data: DataSettings) -> bool:
+    """Whether prompts go through the chat template. Raises DataError: they should, and there is none."""
     has_template = tokenizer.chat_template is not None
     if data.chat and not has_template:
         raise DataError(
@@ -233,7 +249,7 @@ def _uses_template(tokenizer: PreTrainedTokenizerBase, data: DataSettings) -> bo
 def _messages(value: Any, system_prompt: str | None) -> list[dict[str, Any]]:
     if isinstance(value, str):
         messages: list[dict[str, Any]] = [{"role": "user", "content": value}]
-    elif _is_messages(value):
+    elif is_messages(value):
         messages = [dict(message) for message in value]
     else:
         raise DataError(
@@ -245,7 +261,8 @@ def _messages(value: Any, system_prompt: str | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system_prompt}, *messages]
 
 
-def _is_messages(value: Any) -> bool:
+def is_messages(value: Any) -> bool:
+    """Whether the value is a conversation: a list of {role, content} messages, at least one."""
     return (
         isinstance(value, (list, tuple))
         and bool(value)
@@ -254,7 +271,7 @@ def _is_messages(value: Any) -> bool:
 
 
 def _shape(value: Any) -> str:
-    return "messages" if _is_messages(value) else f"a {type(value).__name__}"
+    return "messages" if is_messages(value) else f"a {type(value).__name__}"
 
 
 def _chat_text(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], kwargs: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from leadline.policy import Policy
 from leadline.rewards.scorer import Scorer, build_scorer
 from leadline.rollouts import Roller
 from leadline.settings.model import Model
-from leadline.sources import REASONING_GYM, Row, load_rows
+from leadline.sources import FUNCTION, REASONING_GYM, Row, load_rows
 from leadline.train import Step, train
 from leadline.types import Prompt
 
@@ -50,21 +50,21 @@ def check_recipe(config: Config, console: Console) -> int:
     if config.engine.kind != "hf":
         checks.append(Check("engine", "not checked", f"{config.engine.kind!r} is not started in a dry run"))
     checks.append(Check("model", "not checked", "its weights and its context are not loaded in a dry run"))
-    scorer = _try(checks, "rewards", lambda: build_scorer(config.rewards, config.decoding), _reward_note)
-    tokenizer = _try(
+    scorer = attempt(checks, "rewards", lambda: build_scorer(config.rewards, config.decoding), _reward_note)
+    tokenizer = attempt(
         checks,
         "tokenizer",
         lambda: read_tokenizer(config.model),
         lambda tokenizer: f"{len(tokenizer)} tokens",
-        ModelError if _on_hub(config.model.tokenizer or config.model.name) else None,
+        ModelError if on_hub(config.model.tokenizer or config.model.name) else None,
     )
     data = None
-    if _try(checks, "rows", lambda: _rows(config), _rows_note, DataError if _on_hub(config.data.source) else None):
+    if attempt(checks, "rows", lambda: _rows(config), _rows_note, DataError if on_hub(config.data.source) else None):
         if tokenizer is None:
             checks.append(Check("data", "not checked", "prompts are rendered with the model's tokenizer"))
         else:
-            held_out_on_hub = config.data.eval_source is not None and _on_hub(config.data.eval_source)
-            data = _try(
+            held_out_on_hub = config.data.eval_source is not None and on_hub(config.data.eval_source)
+            data = attempt(
                 checks,
                 "data",
                 lambda: load_prompts(config, tokenizer, context_length=None),
@@ -73,16 +73,16 @@ def check_recipe(config: Config, console: Console) -> int:
             )
     if data is None or scorer is None:
         checks.append(Check("loop", "not checked", "it needs data and rewards"))
-    elif _try(checks, "columns", lambda: _columns(scorer, data), lambda _: "every reward gets what it needs"):
-        _try(checks, "loop", lambda: _two_steps(config, data, scorer), _loop_note)
-    _print(checks, console)
+    elif attempt(checks, "columns", lambda: _columns(scorer, data), lambda _: "every reward gets what it needs"):
+        attempt(checks, "loop", lambda: _two_steps(config, data, scorer), _loop_note)
+    print_checks(checks, console)
     return 2 if any(check.verdict == "wrong" for check in checks) else 0
 
 
-def _on_hub(name: str) -> bool:
+def on_hub(name: str) -> bool:
     """Whether it may be a name on the hub, which this machine may not reach: no failure of the recipe."""
     local = name == "tiny" or name.startswith(("package:", REASONING_GYM)) or name.endswith((".gguf", ".jsonl"))
-    return not local and not Path(name).exists()
+    return not (local or FUNCTION.fullmatch(name) or Path(name).exists())
 
 
 def _rows(config: Config) -> list[Row]:
@@ -95,7 +95,7 @@ def _columns(scorer: Scorer, data: PromptData) -> bool:
     return True
 
 
-def _try(
+def attempt(
     checks: list[Check],
     part: str,
     work: Callable[[], Any],
@@ -169,7 +169,8 @@ def _loop_note(steps: list[Step]) -> str:
     return f"{len(steps)} steps with a tiny random model and random completions{tail}"
 
 
-def _print(checks: list[Check], console: Console) -> None:
+def print_checks(checks: list[Check], console: Console) -> None:
+    """One line a check."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     colours = {"ok": "green", "wrong": "bold red", "not checked": "yellow"}
     for check in checks:

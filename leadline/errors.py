@@ -6,6 +6,7 @@
     ├── ModelError                 a model that cannot be found, loaded or packed
     ├── RewardError                a reward that is unknown, has the wrong shape, or fails too often
     ├── EngineError                the engine cannot sample, or broke its contract
+    ├── StalledError               nothing has moved for `run.stall_limit_s`
     ├── StalenessError             a token older than `rollout.max_staleness` reached the trainer
     ├── NoSignalError              no group of a step carries a learning signal, refill after refill
     ├── TrainingError              too many discarded steps, or the weights are not finite
@@ -39,6 +40,10 @@ class RewardError(LeadlineError):
 
 class EngineError(LeadlineError):
     """The engine cannot sample, or broke its contract."""
+
+
+class StalledError(LeadlineError):
+    """Nothing moves: somebody waits for what never comes."""
 
 
 class StalenessError(LeadlineError):

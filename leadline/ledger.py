@@ -18,7 +18,8 @@ this order:
                        computed of them can be trusted
     reached            |d policy loss / d logprob|, as autograd would say
 
-sampled = the sum of all stages, in tokens and in mass, exactly. With several optimizer steps on one batch each column
+sampled = the sum of all stages, in tokens and in mass, exactly. With replay it is of all the step's groups, and
+`replayed` says how much of it an earlier step had trained already. With several optimizer steps on one batch each column
 is the mean over epochs.
 """
 
@@ -61,12 +62,20 @@ class Ledger:
     tokens: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     mass: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     by_completion: dict[str, Float[Tensor, " completion"]] = field(default_factory=dict)
+    replayed: Bool[Tensor, " completion"] | None = None
+    """Completions that an earlier step has trained already; None = there is no replay."""
+    replayed_tokens: float = 0.0
+    replayed_mass: float = 0.0
 
     def add(self, stage: str, completions: Int[Tensor, " token"], mass: Float[Tensor, " token"], share: float) -> None:
         """These tokens end at `stage` (for a mass-only stage: leave this mass there); `share` = 1 / epochs."""
         if stage not in MASS_ONLY:
             self.tokens[stage] += len(completions) * share
         self.mass[stage] += float(mass.double().sum()) * share
+        if self.replayed is not None:
+            again = self.replayed[completions]
+            self.replayed_tokens += 0.0 if stage in MASS_ONLY else int(again.sum()) * share
+            self.replayed_mass += float(mass[again].double().sum()) * share
         row = self.by_completion.setdefault(stage, torch.zeros(self.num_completions, dtype=torch.float64))
         row.index_add_(0, completions, mass.double().abs() * share + 1e-30)  # so that no mass has a fate too
 
@@ -98,6 +107,8 @@ class Ledger:
             "ledger/sampled_tokens": sum(self.tokens[stage] for stage in LEDGER_STAGES),
             "ledger/sampled_mass": sampled,
         }
+        if self.replayed is not None:
+            row |= {"ledger/replayed_tokens": self.replayed_tokens, "ledger/replayed_mass": self.replayed_mass}
         for stage in LEDGER_STAGES:
             if stage not in MASS_ONLY:
                 row[f"ledger/{stage}_tokens"] = self.tokens[stage]

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,14 @@ def read_model(settings: ModelSettings, seed: int) -> Any:
 
 
 def read_tokenizer(settings: ModelSettings) -> Any:
-    """The tokenizer of `settings.tokenizer`, else the model's own. Raises ModelError."""
+    """The tokenizer of `settings.tokenizer`, else the model's own, with `settings.add_special_tokens`. Raises ModelError."""
+    tokenizer = own_tokenizer(settings)
+    add_special_tokens(tokenizer, settings.add_special_tokens)
+    return tokenizer
+
+
+def own_tokenizer(settings: ModelSettings) -> Any:
+    """The tokenizer as its source has it. Raises ModelError."""
     name = settings.tokenizer or settings.name
     if name == "tiny":
         return _byte_tokenizer()
@@ -53,6 +60,14 @@ def read_tokenizer(settings: ModelSettings) -> Any:
     return _load(
         setting, name, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
     )
+
+
+def add_special_tokens(tokenizer: Any, tokens: Sequence[str]) -> tuple[int, ...]:
+    """The tokenizer treats each of the tokens as one special token. Returns the ids of those that it did not know."""
+    known = tokenizer.get_vocab()
+    new = [token for token in dict.fromkeys(tokens) if token not in known]
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)}, replace_extra_special_tokens=False)
+    return tuple(tokenizer.convert_tokens_to_ids(new))
 
 
 def model_directory(settings: ModelSettings) -> str:

@@ -1,6 +1,7 @@
 """Models and tokenizers: where they come from, what the trainer changes about them, and how they are saved."""
 
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from leadline.attention import recomputing_contexts
 from leadline.errors import ModelError
-from leadline.model_sources import read_model, read_tokenizer, seeded
+from leadline.model_sources import add_special_tokens, own_tokenizer, read_model, seeded
 from leadline.settings.model import Model as ModelSettings
 
 
@@ -28,6 +29,8 @@ class Loaded:
     """Every id that ends a completion: of the generation config, the config and the tokenizer."""
     context_length: int | None
     """Most tokens of prompt and completion together; None = the model states no limit."""
+    new_tokens: tuple[str, ...] = ()
+    """Of `model.add_special_tokens`, those that the model's source does not have."""
 
 
 def load_model(settings: ModelSettings, seed: int = 0) -> Loaded:
@@ -35,12 +38,17 @@ def load_model(settings: ModelSettings, seed: int = 0) -> Loaded:
 
     `seed` decides the weights of `tiny` and of a fresh adapter. Raises ModelError.
     """
-    model, tokenizer = read_model(settings, seed), read_tokenizer(settings)
+    model, tokenizer = read_model(settings, seed), own_tokenizer(settings)
     if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
         raise ModelError(
             f"model.tokenizer is {settings.tokenizer or settings.name!r}, but it has {len(tokenizer)} tokens and the "
             f"model embeds {rows}. Some prompts would be out of range. Use the model's own tokenizer."
         )
+    before = {token: tokenizer(token, add_special_tokens=False)["input_ids"] for token in settings.add_special_tokens}
+    new_ids = add_special_tokens(tokenizer, settings.add_special_tokens)
+    if new_ids:
+        spelled = {id: before[tokenizer.convert_ids_to_tokens(id)] for id in new_ids}
+        _embed_new_tokens(model, spelled, len(tokenizer), settings)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # some tools insist on one; here nothing is inferred from it
     eos_ids = _eos_ids(model, tokenizer)
@@ -52,7 +60,7 @@ def load_model(settings: ModelSettings, seed: int = 0) -> Loaded:
         # The newer name first. The non-reentrant kind reaches an adapter although the inputs need no gradient.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False, "context_fn": recomputing_contexts})
-    return Loaded(trained, tokenizer, eos_ids, context_length)
+    return Loaded(trained, tokenizer, eos_ids, context_length, tuple(tokenizer.convert_ids_to_tokens(list(new_ids))))
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -72,6 +80,18 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
         if hasattr(module, "get_delta_weight"):
             plain[f"{name}.weight"] = _merged(module)
     return plain
+
+
+def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the LoRA adapter alone, under the names that peft gives them in a file."""
+    from peft import get_peft_model_state_dict
+
+    return {name: t.detach() for name, t in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
+
+
+def is_adapter(weights: Mapping[str, Any]) -> bool:
+    """Whether these are the tensors of a LoRA adapter alone."""
+    return bool(weights) and all(".lora_" in name for name in weights)
 
 
 def save_model(model: nn.Module, tokenizer: Any, directory: Path) -> None:
@@ -104,6 +124,38 @@ def remove_dropout(model: nn.Module) -> None:
         for name, value in vars(part).items():
             if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
                 setattr(part, name, 0.0)
+
+
+def _embed_new_tokens(model: Any, spelled: Mapping[int, Sequence[int]], tokens: int, settings: ModelSettings) -> None:
+    """Rows of the embedding and of the head for the ids in `spelled`: the mean of the rows of the tokens that spelled each.
+
+    Rows that began alike (as the mean of all, say) would be learned only as fast as they drift apart.
+
+    Raises ModelError: the rows would never be trained.
+    """
+    if settings.lora_rank:
+        raise ModelError(
+            f"model.add_special_tokens is {list(settings.add_special_tokens)}, which the model lacks, but "
+            f"model.lora_rank is {settings.lora_rank}, and an adapter leaves embeddings as they are. The new tokens could "
+            "not be told apart. Train them in without an adapter first (leadline sft), and go on from that model."
+        )
+    rows = [
+        {id: tensor[list(pieces)].detach().float().mean(0) for id, pieces in spelled.items()}
+        for tensor in _by_token(model)
+    ]
+    if tokens > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(tokens, mean_resizing=False)
+    with torch.no_grad():
+        for tensor, new in zip(_by_token(model), rows, strict=True):
+            for id, row in new.items():
+                tensor[id] = row.to(tensor.dtype)
+
+
+def _by_token(model: Any) -> list[Tensor]:
+    """What has a row for each token of the vocabulary: the embedding, the head, and the head's bias if there is one."""
+    head = model.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+    return [model.get_input_embeddings().weight, head.weight, *([] if bias is None else [bias])]
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,6 +1,7 @@
 """The parts of the live screen: plain functions from what is known of a run to something rich can draw."""
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from leadline.doctor.rule import Finding
 from leadline.metrics import LEDGER_STAGES, find
 from leadline.numerals import duration, number, share
+from leadline.waiting import bottleneck
 
 ACCENT, GOOD, BAD, ODD, DIM = "#5fafd7", "#5faf5f", "#ff5f5f", "#ffaf5f", "#8a8a8a"
 
@@ -35,6 +37,16 @@ LEGEND_FROM = 0.005
 NARROW = 72
 """Below this width panels stand below each other."""
 TOP_HEIGHT, MIDDLE_HEIGHT = 8, 10
+STEP_PARTS = {
+    "wait_for_rollouts": "rollouts",
+    "score": "score",
+    "update": "update",
+    "load_weights": "load weights",
+}
+"""What a step is made of, by the middle of its metric's name: how long the trainer waits, then what it does."""
+AGES_SHOWN = 4
+RECENT_STEPS = 10
+"""Who waits for whom is judged by so many last steps."""
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -47,10 +59,12 @@ class View:
     steps: int
     step: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    rewards: list[float] = field(default_factory=list)
-    """Mean reward of every step so far."""
+    recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """The rows of the last trained steps."""
+    curve: list[float] = field(default_factory=list)
+    """Of every step so far: the mean reward (the loss, where there are no rewards)."""
     held_out: list[float] = field(default_factory=list)
-    """Mean held-out reward of every evaluation so far."""
+    """The same on held-out prompts, of every evaluation so far."""
     findings: Sequence[tuple[Finding, bool]] = ()
     """Each with whether it holds at the last step, or held a few steps ago."""
     stage: str = "start"
@@ -102,11 +116,15 @@ def bar_cells(shares: Mapping[str, float], width: int) -> dict[str, int]:
 def screen(view: View, console: Console) -> RenderableType:
     """Everything: progress, reward, ledger, policy, completions and time, findings."""
     pairs = [(reward(view), ledger(view)), (policy(view), work(view))]
+    known = _ages(view.metrics)
     free = console.height - 3 - (TOP_HEIGHT + MIDDLE_HEIGHT) * (2 if console.width < NARROW else 1)
-    return Group(progress(view), *(_beside(left, right, console) for left, right in pairs), findings(view, free))
+    free -= 2 + len(known) if known else 0
+    parts = [progress(view), *(beside(left, right, console) for left, right in pairs)]
+    return Group(*parts, *([ages(view)] if known else []), findings(view, free))
 
 
-def _beside(left: RenderableType, right: RenderableType, console: Console) -> RenderableType:
+def beside(left: RenderableType, right: RenderableType, console: Console) -> RenderableType:
+    """Two panels side by side, or one below the other where the terminal is narrow."""
     if console.width < NARROW:
         return Group(left, right)
     grid = Table.grid(expand=True)
@@ -116,7 +134,8 @@ def _beside(left: RenderableType, right: RenderableType, console: Console) -> Re
     return grid
 
 
-def _panel(title: str, body: RenderableType, height: int | None = None, color: str = "#4e4e4e") -> Panel:
+def panel(title: str, body: RenderableType, height: int | None = None, color: str = "#4e4e4e") -> Panel:
+    """A box with its title."""
     heading = Text(title, style=f"bold {ACCENT}")
     return Panel(body, title=heading, title_align="left", border_style=color, height=height, padding=(0, 1))
 
@@ -133,11 +152,11 @@ def progress(view: View) -> Panel:
         Text(f"{duration(view.step_seconds)}/step, {duration(view.remaining_seconds)} left", style=DIM),
         Text.assemble((f"{frame} ", ACCENT), view.stage, (f" {duration(view.stage_seconds)}", DIM)),
     )
-    return _panel(f"leadline · {view.heading}", grid)
+    return panel(f"leadline · {view.heading}", grid)
 
 
-class _Chart:
-    """The reward of every step, as wide as there is room, with the highest and lowest column's value beside it."""
+class Chart:
+    """A value of every step, as wide as there is room, with the highest and lowest column's value beside it."""
 
     def __init__(self, values: Sequence[float], height: int) -> None:
         self.values, self.height = values, height
@@ -165,7 +184,7 @@ def reward(view: View) -> Panel:
     if view.held_out:
         path = " → ".join(number(value) for value in [view.held_out[0], *view.held_out[1:][-1:]])
         last = Text.assemble(("held-out ", DIM), path)
-    return _panel("reward", Group(facts, _Chart(view.rewards, TOP_HEIGHT - 4), last), TOP_HEIGHT)
+    return panel("reward", Group(facts, Chart(view.curve, TOP_HEIGHT - 4), last), TOP_HEIGHT)
 
 
 class _Bar:
@@ -198,10 +217,11 @@ def ledger(view: View) -> Panel:
         if abs(value) > LEGEND_FROM
     ]
     legend = Columns(entries, padding=(0, 3))
-    return _panel("where the signal went", Group(headline, _Bar(shares), _Bar(shares), legend), TOP_HEIGHT)
+    return panel("where the signal went", Group(headline, _Bar(shares), _Bar(shares), legend), TOP_HEIGHT)
 
 
-def _facts() -> Table:
+def facts_grid() -> Table:
+    """Rows of a name, a value and a remark."""
     grid = Table.grid(expand=True, padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True, width=13, style=DIM)
     grid.add_column(no_wrap=True, width=8, justify="right")
@@ -209,7 +229,7 @@ def _facts() -> Table:
     return grid
 
 
-def _valued(metrics: Mapping[str, float], name: str, shown: str | None = None) -> Text:
+def valued(metrics: Mapping[str, float], name: str, shown: str | None = None) -> Text:
     """The value, coloured if it is outside its healthy band."""
     value = metrics.get(name)
     quantity = find(name)
@@ -226,46 +246,67 @@ def _range(metrics: Mapping[str, float], stem: str) -> str:
 
 def policy(view: View) -> Panel:
     """How far the policy has moved, and how it agrees with the engine."""
-    m, grid = view.metrics, _facts()
+    m, grid = view.metrics, facts_grid()
     ess, clipped = m.get("importance/ess"), m.get("policy/clip_fraction")
-    grid.add_row("importance", _valued(m, "importance/ratio_mean"), _range(m, "importance/ratio"))
-    grid.add_row("engine KL", _valued(m, "importance/kl_k3"), f"ESS {share(ess)}")
-    grid.add_row("policy ratio", _valued(m, "policy/ratio_mean"), f"{share(clipped)} clipped")
-    grid.add_row("KL to old", _valued(m, "policy/kl_old"), "nats")
-    grid.add_row("KL to ref", _valued(m, "kl/k3"), "nats")
-    grid.add_row("entropy", _valued(m, "policy/entropy"), "nats")
-    grid.add_row("grad norm", _valued(m, "optimizer/grad_norm"), f"moved {number(m.get('optimizer/update_norm'))}")
-    grid.add_row("learning rate", _valued(m, "optimizer/learning_rate"), f"loss {number(m.get('loss'))}")
-    return _panel("policy and engine", grid, MIDDLE_HEIGHT)
+    grid.add_row("importance", valued(m, "importance/ratio_mean"), _range(m, "importance/ratio"))
+    grid.add_row("engine KL", valued(m, "importance/kl_k3"), f"ESS {share(ess)}")
+    grid.add_row("policy ratio", valued(m, "policy/ratio_mean"), f"{share(clipped)} clipped")
+    grid.add_row("KL to old", valued(m, "policy/kl_old"), "nats")
+    grid.add_row("KL to ref", valued(m, "kl/k3"), "nats")
+    grid.add_row("entropy", valued(m, "policy/entropy"), "nats")
+    grid.add_row("grad norm", valued(m, "optimizer/grad_norm"), f"moved {number(m.get('optimizer/update_norm'))}")
+    grid.add_row("learning rate", valued(m, "optimizer/learning_rate"), f"loss {number(m.get('loss'))}")
+    return panel("policy and engine", grid, MIDDLE_HEIGHT)
 
 
 def work(view: View) -> Panel:
     """Completions and time of the last step."""
-    m, grid = view.metrics, _facts()
+    m, grid = view.metrics, facts_grid()
     none = m.get("rollout/zero_signal_fraction")
-    grid.add_row("length", _valued(m, "rollout/length_mean"), f"{_range(m, 'rollout/length')} tokens")
+    grid.add_row("length", valued(m, "rollout/length_mean"), f"{_range(m, 'rollout/length')} tokens")
     cut = m.get("rollout/truncated_fraction")
     failed = share(m.get("rollout/failed_fraction"))
-    grid.add_row("truncated", _valued(m, "rollout/truncated_fraction", share(cut)), f"{failed} failed")
-    grid.add_row("no signal", _valued(m, "rollout/zero_signal_fraction", share(none)), "of the groups")
-    grid.add_row("staleness", _valued(m, "staleness/mean"), f"max {number(m.get('staleness/max'))}")
-    times = {name[5:-2]: s for name, s in m.items() if name.startswith("time/") and name != "time/step_s" and s > 0}
-    longest = sorted(times, key=lambda stage: -times[stage])[: MIDDLE_HEIGHT - 6]
-    for stage in longest:
+    grid.add_row("truncated", valued(m, "rollout/truncated_fraction", share(cut)), f"{failed} failed")
+    grid.add_row("no signal", valued(m, "rollout/zero_signal_fraction", share(none)), "of the groups")
+    grid.add_row("staleness", valued(m, "staleness/mean"), f"max {number(m.get('staleness/max'))}")
+    if waiting := bottleneck(view.recent):
+        grid.add_row(f"{waiting.who} waits", share(waiting.share), f"on {waiting.waits_for}")
+    parts = {name: m[f"time/{name}_s"] for name in STEP_PARTS if m.get(f"time/{name}_s", 0) > 0}
+    for name in sorted(parts, key=lambda part: -parts[part])[: MIDDLE_HEIGHT - 2 - grid.row_count]:
+        bar = ProgressBar(sum(parts.values()), parts[name], complete_style=ACCENT)
+        grid.add_row(STEP_PARTS[name], duration(parts[name]), bar)
+    return panel("completions and time", grid, MIDDLE_HEIGHT)
+
+
+def _ages(metrics: Mapping[str, float]) -> list[str]:
+    """The ages that the step had tokens of, as the metrics name them: the youngest, and the oldest."""
+    known = [name.split("/")[1] for name in metrics if name.startswith("staleness/age_") and name.endswith("/tokens")]
+    return known if len(known) <= AGES_SHOWN else [*known[: AGES_SHOWN - 1], known[-1]]
+
+
+def ages(view: View) -> Panel:
+    """How far engine and policy are apart on tokens of each age, where the engine runs ahead."""
+    m, grid = view.metrics, Table.grid(padding=(0, 2, 0, 0))
+    for age in _ages(m):
+        of = {what: m.get(f"staleness/{age}/{what}") for what in ("tokens", "log_ratio_abs_mean", "ess", "weight_mean")}
         grid.add_row(
-            stage, duration(times[stage]), ProgressBar(sum(times.values()), times[stage], complete_style=ACCENT)
+            Text(age.replace("_", " "), style=DIM),
+            f"{number(of['tokens'])} tokens",
+            f"|Δ| {number(of['log_ratio_abs_mean'])}",
+            f"ESS {share(of['ess'])}",
+            f"weight {number(of['weight_mean'])}",
         )
-    return _panel("completions and time", grid, MIDDLE_HEIGHT)
+    return panel(f"tokens by age · overlap {share(m.get('time/overlap_share'))} of the step", grid)
 
 
 def findings(view: View, height: int) -> Panel:
     """The first finding in full, as far as there is room, and the others by their titles."""
     if not view.findings:
-        return _panel("findings", Text("no rule fires", style=GOOD), color=GOOD)
+        return panel("findings", Text("no rule fires", style=GOOD), color=GOOD)
     first, *others = sorted(view.findings, key=lambda item: (not item[1], item[0].severity != "error"))
     body: list[RenderableType] = [_Clipped(_explained(*first), max(4, height - 2 - len(others)))]
     body += [_titled(*other) for other in others]
-    return _panel("findings", Group(*body), color=_color(*first))
+    return panel("findings", Group(*body), color=_color(*first))
 
 
 def _color(finding: Finding, holds: bool) -> str:

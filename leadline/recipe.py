@@ -14,6 +14,11 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError: unreadable file, malformed TOML, unknown, ill-typed or contradictory setting.
     """
+    return parse_config(recipe_values(path, overrides))
+
+
+def recipe_values(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the recipe says, overrides applied, not yet checked. Raises ConfigError: unreadable file, malformed TOML."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -28,22 +33,29 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ) from error
     for override in overrides:
         _apply_override(values, override)
-    return parse_config(values)
+    return values
 
 
-def _apply_override(values: dict[str, Any], override: str) -> None:
+def split_override(override: str) -> tuple[str, Any]:
+    """Name and value of `section.field=value`. Raises ConfigError."""
     name, equals, raw = override.partition("=")
-    *sections, last = (part.strip() for part in name.split("."))
-    if not equals or not sections or not all([*sections, last]):
+    parts = [part.strip() for part in name.split(".")]
+    if not equals or len(parts) < 2 or not all(parts):
         raise ConfigError(
             f"--set is {override!r}, but it has the form section.field=value. Nothing was set. "
             "Write e.g. --set run.steps=10."
         )
+    return ".".join(parts), _toml_value(raw)
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    name, value = split_override(override)
+    *sections, last = name.split(".")
     target: Any = values
     try:
         for part in sections:
             target = target[int(part)] if isinstance(target, list) else target.setdefault(part, {})
-        target[int(last) if isinstance(target, list) else last] = _toml_value(raw)
+        target[int(last) if isinstance(target, list) else last] = value
     except (AttributeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
             f"--set is {override!r}, but the recipe has no place of that name. Nothing was set. Name a section and "

@@ -4,6 +4,7 @@
     environment.json     versions of what it ran on
     metrics.jsonl        one line per step; an absent key was not measured, "NaN" was measured and is undefined
     findings.jsonl       what the doctor said, when it began
+    stalls.jsonl         when the run stood still: who waited for whom
     evaluations.jsonl    mean reward of each held-out prompt, and the metrics of the evaluation
     rollouts/            step_000012.parquet: one row per rollout
     blackbox/            step_000012.safetensors and .json: the last steps at token level, and the discarded ones
@@ -15,17 +16,19 @@ A step's files carry its number after the update: the first update is step 1, it
 import json
 import math
 import platform
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from leadline.config import Config, dump_config, parse_config
+from leadline.config import dump_config, parse_config
 from leadline.doctor.json_lines import read_lines, to_line
 from leadline.doctor.rule import Finding
 from leadline.durable import leftovers, partial_file, remove, write_whole
 from leadline.errors import RunDirError
+from leadline.sft.config import AnyConfig
 from leadline.types import Group, Rollout
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ _PACKAGES = ("leadline", "torch", "transformers", "safetensors", "peft", "vllm")
 class RunDir:
     """The directory of one run. Every method raises RunDirError if the disk refuses."""
 
-    def __init__(self, path: Path, config: Config) -> None:
+    def __init__(self, path: Path, config: AnyConfig) -> None:
         self.path = path
         self.config = config
         self.checkpoints = path / "checkpoints"
@@ -57,7 +60,7 @@ class RunDir:
             )
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> Self:
+    def create(cls, path: Path, config: AnyConfig) -> Self:
         """The directory of a new run. Raises RunDirError if it holds a run already."""
         cls.check_free(path)
         run = cls(path, config)
@@ -69,10 +72,10 @@ class RunDir:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, parse: Callable[[dict[str, Any]], AnyConfig] = parse_config) -> Self:
         """The directory of an existing run, for reading: nothing in it is touched. Raises RunDirError."""
         try:
-            return cls(path, parse_config(json.loads((path / "config.json").read_text())))
+            return cls(path, parse(json.loads((path / "config.json").read_text())))
         except (OSError, ValueError) as error:
             raise RunDirError(
                 f"run.dir is {str(path)!r}, but no config.json of a run can be read there ({error}). There is nothing "
@@ -80,14 +83,14 @@ class RunDir:
             ) from error
 
     @classmethod
-    def resume(cls, path: Path) -> Self:
+    def resume(cls, path: Path, parse: Callable[[dict[str, Any]], AnyConfig] = parse_config) -> Self:
         """The directory of an existing run, as it was right after its last whole checkpoint (or before step 1)."""
-        run = cls.open(path)
+        run = cls.open(path, parse)
         latest = run.latest_checkpoint()
         run.rewind(latest[0] if latest else 0)
         return run
 
-    def adopt(self, config: Config) -> None:
+    def adopt(self, config: AnyConfig) -> None:
         """From now on the run has these settings."""
         self.config = config
         with self._storing("config.json"):
@@ -113,6 +116,15 @@ class RunDir:
     def write_finding(self, finding: Finding) -> None:
         """Appends one line to findings.jsonl."""
         self._append("findings.jsonl", finding.to_dict())
+
+    def write_preflight(self, found: Mapping[str, Any]) -> None:
+        """preflight.json: what was looked at before the first step, when this run was last started."""
+        with self._storing("preflight.json"):
+            write_whole(self.path / "preflight.json", json.dumps(found, indent=2).encode())
+
+    def write_stall(self, step: int, text: str) -> None:
+        """Appends one line to stalls.jsonl: what the watchdog said after this step, and when."""
+        self._append("stalls.jsonl", {"step": step, "time": time.time(), "said": text})
 
     def write_evaluation(self, step: int, rewards: Sequence[float], metrics: Mapping[str, float]) -> None:
         """Appends one line to evaluations.jsonl; `rewards` are the held-out prompts' mean rewards, in order."""
@@ -151,7 +163,7 @@ class RunDir:
 
         kept = keep and len(self._kept_blackboxes()) < MAX_KEPT
         target = self.blackbox / f"{_stem(step)}.safetensors"
-        sidecar = {"step": step, "kept": kept, "info": info}
+        sidecar = {"step": step, "kept": kept, "config": self.config.model_dump(mode="json"), "info": info}
         with self._storing(f"blackbox/{target.name}"):
             with partial_file(target) as partial:
                 # safetensors refuses views that share storage
@@ -258,6 +270,7 @@ def _rollout_row(group: Group, rollout: Rollout, labels: Sequence[str]) -> dict[
         "policy_version_max": max(completion.policy_versions, default=None),
         "mean_logprob": sum(scored) / len(scored) if scored else None,
         "unscored_tokens": len(completion.logprobs) - len(scored),
+        "replayed": group.replayed,
         "error": rollout.error,
     }
 
@@ -282,6 +295,7 @@ def _rollout_schema(labels: Sequence[str]) -> dict[str, Any]:
         "mean_logprob": polars.Float64,
         "unscored_tokens": polars.Int64,
         "fate": polars.String,
+        "replayed": polars.Boolean,
         "error": polars.String,
     }
 

@@ -5,6 +5,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -17,11 +18,28 @@ from leadline.config import Config
 from leadline.doctor.rule import Finding
 from leadline.numerals import duration, number, share
 from leadline.panels import View, screen
+from leadline.sft.config import AnyConfig
+from leadline.waiting import Bottleneck, bottleneck
 
 REMEMBERED_STEPS = 10
 """A finding that no longer holds is still shown, dimmed, for so many steps."""
 TIMED_STEPS = 20
 """The time left is judged by so many last steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """What a screen shows of a kind of run."""
+
+    title: str
+    heading: str
+    curve: str
+    """The metric that every trained step has; it is drawn."""
+    held_out: str
+    """The metric of an evaluation that is shown beside it."""
+    words: Mapping[str, str]
+    """How a step reads on a line: words around a value -> its metric."""
+    draw: Callable[[View, Console], RenderableType]
 
 
 class Screen:
@@ -33,14 +51,16 @@ class Screen:
 
     def __init__(
         self,
-        config: Config,
+        config: AnyConfig,
         *,
+        face: Face | None = None,
         console: Console | None = None,
         rows: Sequence[Mapping[str, float]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.console = console or Console()
-        self.view = View(_heading(config), config.run.steps)
+        self.face = face or _training_face(config)
+        self.view = View(self.face.heading, config.run.steps)
         self._clock = clock
         self._stage_since = self._step_since = clock()
         self._durations: deque[float] = deque(maxlen=TIMED_STEPS)
@@ -75,7 +95,8 @@ class Screen:
         if self._live:
             self._live.refresh()
             return
-        self._print(_line(metrics, self.view.steps, self._durations[-1] if trained else None))
+        seconds, waiting = self._durations[-1] if trained else None, bottleneck(self.view.recent)
+        self._print(_line(self.face.words, metrics, self.view.steps, seconds, waiting))
         for finding in news:
             self._print(f"{finding.severity} {finding.rule} {finding.name}: {finding.message} Fix: {finding.fix}")
 
@@ -94,7 +115,7 @@ class Screen:
             record=True, width=width, height=height, file=io.StringIO(), force_terminal=True, color_system="truecolor"
         )
         paper.print(self._render(paper))
-        return re.sub(r"@font-face \{.*?\}\s*", "", paper.export_svg(title="leadline train"), flags=re.DOTALL)
+        return re.sub(r"@font-face \{.*?\}\s*", "", paper.export_svg(title=self.face.title), flags=re.DOTALL)
 
     def _make_live(self) -> Live:
         return Live(
@@ -106,17 +127,18 @@ class Screen:
 
     def _render(self, console: Console) -> RenderableType:
         self.view.stage_seconds = self._clock() - self._stage_since
-        return screen(self.view, console)
+        return self.face.draw(self.view, console)
 
     def _remember(self, metrics: Mapping[str, float]) -> bool:
         """Whether the row is of a trained step, rather than of an evaluation alone."""
         self.view.step = int(metrics["step"])
-        if "eval/reward_mean" in metrics:
-            self.view.held_out.append(metrics["eval/reward_mean"])
-        if "reward/mean" not in metrics:
+        if self.face.held_out in metrics:
+            self.view.held_out.append(metrics[self.face.held_out])
+        if self.face.curve not in metrics:
             return False
         self.view.metrics = metrics
-        self.view.rewards.append(metrics["reward/mean"])
+        self.view.recent.append(metrics)
+        self.view.curve.append(metrics[self.face.curve])
         return True
 
     def _time_step(self, metrics: Mapping[str, float]) -> None:
@@ -142,28 +164,40 @@ def _is_plain(console: Console) -> bool:
     return not console.is_terminal or console.is_dumb_terminal
 
 
-def _heading(config: Config) -> str:
+def _training_face(config: AnyConfig) -> Face:
+    assert isinstance(config, Config), "another kind of run brings its own face"
     groups, size = config.rollout.groups_per_step, config.rollout.group_size
-    return f"{Path(config.model.name).name} · {config.objective.loss} · {groups} groups of {size}"
+    heading = f"{Path(config.model.name).name} · {config.objective.loss} · {groups} groups of {size}"
+    return Face("leadline train", heading, "reward/mean", "eval/reward_mean", TRAINING_WORDS, screen)
 
 
-def _line(metrics: Mapping[str, float], steps: int, seconds: float | None) -> str:
+TRAINING_WORDS = {
+    "reward {}": "reward/mean",
+    "±{}": "reward/std",
+    "reached {}": "ledger/reached_share",
+    "ratio {}": "importance/ratio_mean",
+    "kl {}": "kl/k3",
+    "entropy {}": "policy/entropy",
+    "len {}": "rollout/length_mean",
+    "grad {}": "optimizer/grad_norm",
+    "held-out {}": "eval/reward_mean",
+}
+
+
+def _line(
+    shown: Mapping[str, str],
+    metrics: Mapping[str, float],
+    steps: int,
+    seconds: float | None,
+    waiting: Bottleneck | None,
+) -> str:
     """`step 12/100  reward 0.412 ±0.31  reached 97 %  ...`; what was not measured is left out."""
-    shown = {
-        "reward {}": "reward/mean",
-        "±{}": "reward/std",
-        "reached {}": "ledger/reached_share",
-        "ratio {}": "importance/ratio_mean",
-        "kl {}": "kl/k3",
-        "entropy {}": "policy/entropy",
-        "len {}": "rollout/length_mean",
-        "grad {}": "optimizer/grad_norm",
-        "held-out {}": "eval/reward_mean",
-    }
     parts = [f"step {int(metrics['step'])}/{steps}"]
     for words, name in shown.items():
         if name in metrics:
             parts.append(words.format((share if name.endswith("_share") else number)(metrics[name])))
     if seconds is not None:
         parts.append(duration(seconds))
+    if seconds is not None and waiting:
+        parts.append(str(waiting))
     return "  ".join(parts).replace("  ±", " ±")

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from collections.abc import Collection, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -10,32 +11,58 @@ from pydantic.fields import FieldInfo
 from leadline.config import SECTIONS
 from leadline.rewards import REWARDS
 from leadline.settings.section import Section
+from leadline.sft.config import MEANT, SFT_SECTIONS
+
+NO_LIMIT: Mapping[str, Collection[str]] = {}
 
 
-def settings_help(width: int = 100) -> str:
-    """Plain text of lines no longer than `width`: a line for each setting, its meaning indented below."""
+def settings_help(
+    width: int = 100,
+    sections: Mapping[str, type[Section]] = SECTIONS,
+    meant: Mapping[str, Collection[str]] = NO_LIMIT,
+) -> str:
+    """Plain text of lines no longer than `width`: a line for each setting, its meaning indented below.
+
+    `meant` limits a section of its name to some settings.
+    """
     rewards = textwrap.wrap(f"Built-in rewards: {', '.join(REWARDS)}.", width)
-    return "\n".join([*(_section_text(name, section, width) for name, section in SECTIONS.items()), *rewards, ""])
+    texts = [_section_text(name, section, width, meant.get(name)) for name, section in sections.items()]
+    return "\n".join([*texts, *rewards, ""])
 
 
 def settings_markdown() -> str:
     """The page docs/config.md."""
     parts = ["# Settings", "", "Generated from `leadline/settings/` by `make docs`; do not edit.", ""]
     for name, section in SECTIONS.items():
-        parts += [f"## `{_header(name)}`", "", _doc(section), ""]
-        parts += ["| setting | default | type | meaning |", "| --- | --- | --- | --- |"]
-        for field, info in section.model_fields.items():
-            cells = [f"`{field}`", f"`{_default(info)}`", _type_name(info.annotation), _meaning(info)]
-            parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-        parts.append("")
+        parts += _section_table(name, section)
     parts += ["## Built-in rewards", ""]
     parts += [f"- `{name}`: {_first_line(function.__doc__)}" for name, function in REWARDS.items()]
+    parts += ["", "# Settings of `leadline sft`", "", f"Its sections are {', '.join(map(_code, SFT_SECTIONS))}.", ""]
+    parts += _section_table("sft", SFT_SECTIONS["sft"])
+    for name, fields in MEANT.items():
+        known = [field for field in SFT_SECTIONS[name].model_fields if field in fields]
+        parts.append(f"- Of `[{name}]` it has {', '.join(map(_code, known))}.")
     return "\n".join([*parts, ""])
 
 
-def _section_text(name: str, section: type[Section], width: int) -> str:
+def _section_table(name: str, section: type[Section]) -> list[str]:
+    lines = [f"## `{_header(name)}`", "", _doc(section), ""]
+    lines += ["| setting | default | type | meaning |", "| --- | --- | --- | --- |"]
+    for field, info in section.model_fields.items():
+        cells = [f"`{field}`", f"`{_default(info)}`", _type_name(info.annotation), _meaning(info)]
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return [*lines, ""]
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
+
+
+def _section_text(name: str, section: type[Section], width: int, meant: Collection[str] | None) -> str:
     lines = [*textwrap.wrap(f"{_header(name)}  {_doc(section)}", width), ""]
     for field, info in section.model_fields.items():
+        if meant is not None and field not in meant:
+            continue
         head = f"{field} = {_default(info)}   # {_type_name(info.annotation)}"
         lines += textwrap.wrap(head, width, initial_indent="  ", subsequent_indent="      ")
         lines += textwrap.wrap(_meaning(info), width, initial_indent="      ", subsequent_indent="      ")

@@ -1,29 +1,36 @@
-"""Dataset rows by the name of their source: a `.jsonl` file, a Hugging Face dataset, a reasoning-gym task."""
+"""Dataset rows by the name of their source: a `.jsonl` file, a Hugging Face dataset, a reasoning-gym task, a function."""
 
 import json
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from leadline.errors import DataError
+from leadline.functions import function_named
 from leadline.settings.data import Data
 
 Row = Mapping[str, Any]
 
 REASONING_GYM = "reasoning_gym:"
 
+FUNCTION = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
+"""`file.py:function` or `package.module:function`."""
+
 
 def load_rows(data: Data, source: str, split: str, *, size: int, seed: int) -> list[Row]:
     """All rows of `source`, which is `data.source` or `data.eval_source`; at least one.
 
-    `data.params` goes to sources of the same kind as `data.source`. `size` and `seed` are for reasoning-gym, whose
-    rows have the columns `data.prompt_column` (the question), `answer`, `entry` (all that the task's scorer needs)
-    and `task`. Raises DataError.
+    `data.params` goes to sources of the same kind as `data.source`. `size` and `seed` are for functions, which are called
+    with both, and for reasoning-gym, whose rows have the columns `data.prompt_column` (the question), `answer`, `entry`
+    (all that the task's scorer needs) and `task`. Raises DataError.
     """
     params = data.params if _kind(source) == _kind(data.source) else {}
     if source.startswith(REASONING_GYM):
         rows = _reasoning_gym(source.removeprefix(REASONING_GYM), data.prompt_column, size, seed, params)
+    elif FUNCTION.fullmatch(source):
+        rows = _called(source, size, seed, params)
     elif source.endswith(".jsonl"):
         rows = _jsonl(Path(source), params)
     else:
@@ -36,7 +43,33 @@ def load_rows(data: Data, source: str, split: str, *, size: int, seed: int) -> l
 def _kind(source: str) -> str:
     if source.startswith(REASONING_GYM):
         return "reasoning_gym"
+    if FUNCTION.fullmatch(source):
+        return "function"
     return "jsonl" if source.endswith(".jsonl") else "hugging_face"
+
+
+def _called(source: str, size: int, seed: int, params: Mapping[str, Any]) -> list[Row]:
+    """What the function returns: an iterable of rows."""
+    try:
+        function = function_named(source)
+    except ImportError as error:
+        raise DataError(
+            f"The source is {source!r}, but {error}. There is nothing to train on. Mend the import, or the name."
+        ) from error
+    try:
+        rows = list(function(size=size, seed=seed, **params))
+    except Exception as error:  # user code runs here: it can raise anything
+        raise DataError(
+            f"The source is {source!r}, but called with size, seed and data.params = {dict(params)} it raises "
+            f"{type(error).__name__}: {error}. There is nothing to train on. Mend the function, or data.params."
+        ) from error
+    odd = next((row for row in rows if not isinstance(row, Mapping)), None)
+    if odd is not None:
+        raise DataError(
+            f"The source is {source!r}, but among its rows is a {type(odd).__name__}. It has no columns. Let the function "
+            "return dicts."
+        )
+    return rows
 
 
 def _jsonl(path: Path, params: Mapping[str, Any]) -> list[Row]:

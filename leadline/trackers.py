@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from leadline.config import Config
 from leadline.errors import ConfigError
+from leadline.settings.section import Section
 
 PROJECT = "leadline"
 
@@ -27,7 +27,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in `tensorboard/` of the run directory. After a resume, TensorBoard hides the steps made twice."""
 
-    def __init__(self, module: Any, run_path: Path, config: Config) -> None:
+    def __init__(self, module: Any, run_path: Path, config: Section) -> None:
         self.writer = module.SummaryWriter(str(run_path / "tensorboard"))
         self.writer.add_text("config", f"```json\n{config.model_dump_json(indent=2)}\n```")
 
@@ -43,7 +43,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of the project `leadline`, in a group named after the run directory: a resumed run is a second member."""
 
-    def __init__(self, module: Any, run_path: Path, config: Config) -> None:
+    def __init__(self, module: Any, run_path: Path, config: Section) -> None:
         name = run_path.name
         self.run = module.init(
             project=PROJECT, name=name, group=name, dir=str(run_path), config=config.model_dump(mode="json")
@@ -61,7 +61,7 @@ class WeightsAndBiases:
 class Trackio:
     """A run of the project `leadline`; a resumed run continues it."""
 
-    def __init__(self, module: Any, run_path: Path, config: Config) -> None:
+    def __init__(self, module: Any, run_path: Path, config: Section) -> None:
         self.module = module
         module.init(project=PROJECT, name=run_path.name, config=config.model_dump(mode="json"), resume="allow")
 
@@ -75,7 +75,7 @@ class Trackio:
 class MLflow:
     """A run of the experiment `leadline`, at MLflow's own tracking address; each setting is a parameter."""
 
-    def __init__(self, module: Any, run_path: Path, config: Config) -> None:
+    def __init__(self, module: Any, run_path: Path, config: Section) -> None:
         self.module = module
         module.set_experiment(PROJECT)
         module.start_run(run_name=run_path.name)
@@ -90,7 +90,7 @@ class MLflow:
         self.module.end_run()
 
 
-TRACKERS: dict[str, tuple[str, Callable[[Any, Path, Config], Tracker]]] = {
+TRACKERS: dict[str, tuple[str, Callable[[Any, Path, Section], Tracker]]] = {
     "tensorboard": ("torch.utils.tensorboard", TensorBoard),
     "wandb": ("wandb", WeightsAndBiases),
     "trackio": ("trackio", Trackio),
@@ -99,7 +99,7 @@ TRACKERS: dict[str, tuple[str, Callable[[Any, Path, Config], Tracker]]] = {
 """By the name in `run.trackers`: the module it needs, and the tracker."""
 
 
-def open_trackers(names: Sequence[str], run_path: Path, config: Config) -> list[Tracker]:
+def open_trackers(names: Sequence[str], run_path: Path, config: Section) -> list[Tracker]:
     """One tracker per name. Raises ConfigError: a package is missing (then none is opened), or one cannot be opened."""
     modules = [_load(name) for name in names]
     return [_open(name, module, run_path, config) for name, module in zip(names, modules, strict=True)]
@@ -115,7 +115,7 @@ def _load(name: str) -> Any:
         ) from error
 
 
-def _open(name: str, module: Any, run_path: Path, config: Config) -> Tracker:
+def _open(name: str, module: Any, run_path: Path, config: Section) -> Tracker:
     try:
         return TRACKERS[name][1](module, run_path, config)
     except Exception as error:  # every package has its own: no login, no server, no store

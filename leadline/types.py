@@ -90,6 +90,8 @@ class Group:
     rollouts: Sequence[Rollout]
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage: generate, reward."""
+    replayed: bool = False
+    """Trained by an earlier step, and kept to stand in for a group without signal."""
 
     @property
     def policy_version(self) -> int | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from leadline.batch import Batch
 from leadline.config import Config
 from leadline.ledger import Ledger, Pass, account_unforwarded
+from leadline.metrics import LEDGER_STAGES
 from leadline.objective.importance import effective_sample_size
 from leadline.objective.kl import kl_divergence
 from leadline.objective.losses import token_shares
@@ -21,6 +22,9 @@ from leadline.optimizer import Outcome
 from leadline.step_loss import Terms, TokenRecord
 
 Metrics = dict[str, float]
+
+OLDEST_AGE = 8
+"""Tokens of this and every higher age are counted together, so that the names are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,18 @@ def summarize(
         record = TokenRecord.concatenate(first_epoch)
         owner = batch.completion_of_token[record.tokens]
         metrics |= importance_metrics(record, owner, batch.num_completions)
+        if max(config.rollout.max_staleness, config.rollout.replay_max_staleness) > 0:
+            metrics |= age_metrics(record, batch.staleness[record.tokens])
         metrics |= policy_metrics(records, config.objective.beta)
     metrics["throughput/trained_tokens_per_s"] = metrics.get("policy/tokens", 0.0) / max(1e-9, sum(timings.values()))
     discarded = any(outcome.discarded for outcome in outcomes)
-    return Update(metrics, ledger.fates(), _blackbox(batch, records), discarded)
+    return Update(metrics, ledger.fates(), _blackbox(batch, steps), discarded)
 
 
 def account(batch: Batch, steps: Sequence[OptimizerStep], config: Config) -> Ledger:
     """The ledger of an update: each token at one stage, see `ledger.py`."""
-    ledger = Ledger(batch.num_completions)
+    replayed = torch.tensor([int(group) in batch.replayed for group in batch.group_of_completion], dtype=torch.bool)
+    ledger = Ledger(batch.num_completions, replayed=replayed if config.rollout.replay_max_staleness else None)
     with_signal = torch.tensor([lost is None for lost in batch.lost_at])[batch.completion_of_token]
     forwarded = torch.zeros(batch.num_completions, dtype=torch.bool)
     forwarded[list(batch.forwarded)] = True
@@ -136,7 +143,7 @@ def _optimizer_metrics(outcomes: Sequence[Outcome], rate: float) -> Metrics:
         "optimizer/grad_norm_clipped": _largest([o.grad_norm_clipped for o in outcomes]),
         "optimizer/update_norm": _largest([o.update_norm for o in outcomes]),
         "optimizer/learning_rate": rate,
-        "optimizer/steps": sum(not o.discarded for o in outcomes),
+        "optimizer/steps": sum(o.taken for o in outcomes),
         "optimizer/discarded_steps": sum(o.discarded for o in outcomes),
     }
 
@@ -197,6 +204,24 @@ def importance_metrics(record: TokenRecord, completion_of_token: Int[Tensor, " s
     }
 
 
+def age_metrics(record: TokenRecord, ages: Int[Tensor, " seen"]) -> Metrics:
+    """pi_old / mu of the scored tokens of one epoch by their age, that is their staleness; the oldest ages together."""
+    metrics: Metrics = {}
+    scored = ~record.log_ratio.isnan()
+    for age in range(OLDEST_AGE + 1):
+        here = scored & (ages == age if age < OLDEST_AGE else ages >= age)
+        log_ratio = record.log_ratio[here].double()
+        if len(log_ratio):
+            name = f"staleness/age_{age}" + ("_or_more" if age == OLDEST_AGE else "")
+            metrics |= {
+                f"{name}/tokens": float(len(log_ratio)),
+                f"{name}/log_ratio_abs_mean": float(log_ratio.abs().mean()),
+                f"{name}/ess": float(effective_sample_size(log_ratio.clamp(-60, 60).exp())),
+                f"{name}/weight_mean": _mean(record.weights[here]),
+            }
+    return metrics
+
+
 def policy_metrics(records: Sequence[TokenRecord], beta: float) -> Metrics:
     """pi_theta / pi_old over the trained tokens of all optimizer steps, of the first, where it must be 1, and the last."""
     every, first = TokenRecord.concatenate(records), records[0]
@@ -234,8 +259,11 @@ def _kl_old(record: TokenRecord) -> Float[Tensor, " token"]:
     return kl_divergence(record.old_logprobs, record.logprobs, "k3")
 
 
-def _blackbox(batch: Batch, records: Sequence[TokenRecord]) -> dict[str, Tensor]:
-    """The step at token level. Tensors named `seen_...` have one entry per forwarded token and optimizer step."""
+def _blackbox(batch: Batch, steps: Sequence[OptimizerStep]) -> dict[str, Tensor]:
+    """The step at token level. Tensors named `seen_...` have one entry per forwarded token and optimizer step.
+
+    `lost_at` is by completion the place in LEDGER_STAGES, or -1; `step_...` are by optimizer step with a gradient.
+    """
     tensors = {
         "token_ids": batch.token_ids,
         "completion_of_token": batch.completion_of_token,
@@ -245,16 +273,23 @@ def _blackbox(batch: Batch, records: Sequence[TokenRecord]) -> dict[str, Tensor]
         "group_of_completion": batch.group_of_completion,
         "rewards": batch.rewards,
         "advantages": batch.advantages,
+        "lost_at": torch.tensor([-1 if lost is None else LEDGER_STAGES.index(lost) for lost in batch.lost_at]),
         "prompt_ids": torch.cat(batch.prompt_ids),
         "group_of_prompt_token": torch.repeat_interleave(
             torch.arange(batch.num_groups), torch.tensor([len(p) for p in batch.prompt_ids])
         ),
     }
-    if records:
-        every = TokenRecord.concatenate(records)
+    taken = [(place, s.record, s.outcome) for place, s in enumerate(steps) if s.record and s.outcome]
+    if taken:
+        every = TokenRecord.concatenate([record for _, record, _ in taken])
         tensors |= {f"seen_{name}": getattr(every, name) for name in TokenRecord.__dataclass_fields__}
-        lengths = torch.tensor([len(r.tokens) for r in records])
-        tensors["seen_optimizer_step"] = torch.repeat_interleave(torch.arange(len(records)), lengths)
+        places = torch.tensor([place for place, _, _ in taken])
+        lengths = torch.tensor([len(record.tokens) for _, record, _ in taken])
+        tensors["seen_optimizer_step"] = torch.repeat_interleave(places, lengths)
+        tensors["step_optimizer_step"] = places
+        for name in Outcome.__dataclass_fields__:
+            values = [float(getattr(outcome, name)) for _, _, outcome in taken]
+            tensors[f"step_{name}"] = torch.tensor(values, dtype=torch.float64)
     return tensors
 
 

@@ -193,7 +193,7 @@ def test_a_prompt_longer_than_the_context_is_named_by_its_row(place: Path, comma
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("raise ValueError('no')", r"4 of 4 rollouts of this step failed; the first: mine: ValueError: no"),
+        ("raise ValueError('no')", r"rewards has 'mine: ValueError: no' on 'The answer is 5.', but .* Every rollout would be failed"),
         ("return [1.0, 2.0]", r"The reward 'mine' returned list of 2 numbers, but it scores one completion"),
         ("return 'good'", r"The reward 'mine' returned str 'good', but it scores one completion"),
     ],
@@ -205,6 +205,7 @@ def test_a_reward_that_is_broken_everywhere_stops_the_run_plainly(
     printed = command("train", "recipe.toml", "--set", "rewards.0.name=mine.py:mine")
     assert printed.code == 2 and printed.err.startswith("RewardError\n")
     assert re.search(message, printed.err) and "Traceback" not in printed.err
+    assert not Path("runs").exists()
 
 
 def test_a_long_message_is_not_broken_into_lines(place: Path, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +222,7 @@ def test_a_run_says_what_it_did_and_prints_no_bars_and_no_warnings(place: Path) 
     assert code == 0, text
     assert re.search(r"^1 of 1 steps in .*; the run is in runs/recipe$", text, re.MULTILINE), text
     assert "mean reward on 2 held-out prompts: 0.0000 before, 0.0000 after" in text
-    expected = ("step ", "warning LL", "error LL", "1 of 1", "mean reward", "paired difference")
+    expected = ("preflight ", "step ", "warning LL", "error LL", "1 of 1", "mean reward", "paired difference")
     assert [line for line in text.splitlines() if not line.startswith(expected)] == []
 
 

@@ -49,6 +49,26 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         "objective.importance_low is 2.0, but importance_high is 2.0",
         {"objective": {"importance_low": 1.9}},
     ),
+    "_replay_is_older_than_the_queue": (
+        {"rollout": {"max_staleness": 2, "replay_max_staleness": 2}},
+        "rollout.replay_max_staleness is 2, but rollout.max_staleness is 2",
+        {"rollout": {"max_staleness": 2, "replay_max_staleness": 3}},
+    ),
+    "_replay_is_weighted": (
+        {"rollout": {"replay_max_staleness": 3}, "objective": {"importance_action": "off"}},
+        "rollout.replay_max_staleness is 3, but objective.importance_action is 'off'",
+        {"rollout": {"max_staleness": 3}, "objective": {"importance_action": "off"}},
+    ),
+    "_stalls_are_told_before_they_end_the_run": (
+        {"run": {"stall_warning_s": 60.0, "stall_limit_s": 30.0}},
+        "run.stall_warning_s is 60, but run.stall_limit_s is 30",
+        {"run": {"stall_warning_s": 30.0, "stall_limit_s": 30.0}},
+    ),
+    "_servers_have_their_time": (
+        {"run": {"stall_limit_s": 500.0}, "engine": {"kind": "vllm", "request_timeout_s": 500.0}},
+        "run.stall_limit_s is 500, but engine.request_timeout_s and engine.patience_s let a run wait 500 s",
+        {"run": {"stall_limit_s": 501.0}, "engine": {"kind": "vllm", "request_timeout_s": 500.0}},
+    ),
     "_labels_unique": (
         {"rewards": TWO},
         "rewards has 'length' twice, but logs name rewards by label",
@@ -63,6 +83,21 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"engine": {"urls": ["http://a:8000"]}},
         "engine.urls is ['http://a:8000'], but engine.kind is 'hf'",
         {"engine": {"urls": ["http://a:8000"], "kind": "vllm"}},
+    ),
+    "_model_name_needs_vllm": (
+        {"engine": {"kind": "vllm", "model_name": "policy"}},
+        "engine.model_name is 'policy', but without engine.urls",
+        {"engine": {"kind": "vllm", "model_name": "policy", "urls": ["http://a:8000"]}},
+    ),
+    "_pushed_adapters_exist": (
+        {"engine": {"kind": "vllm", "lora": "push"}},
+        "engine.lora is 'push', but model.lora_rank is 0",
+        {"engine": {"kind": "vllm", "lora": "push"}, "model": {"name": "tiny", "lora_rank": 4}},
+    ),
+    "_kv_cache_is_ours": (
+        {"engine": {"kind": "vllm", "kv_cache_gib": 2.0, "urls": ["http://a:8000"]}},
+        "engine.kv_cache_gib is 2, but the servers of engine.urls were started with theirs",
+        {"engine": {"kind": "vllm_inprocess", "kv_cache_gib": 2.0}},
     ),
     "_urls_are_addresses": (
         {"engine": {"urls": ["https://a", "b:8000"], "kind": "vllm"}},
@@ -95,6 +130,13 @@ def test_the_overlong_penalty_takes_its_label_only_where_it_is_on() -> None:
     parse_config(values(rewards=rewards))
     with pytest.raises(ConfigError, match="'overlong' twice"):
         parse_config(values(rewards=rewards, objective={"overlong_buffer": 8}))
+
+
+def test_an_engine_that_takes_no_adapters_and_one_without_a_cache_are_refused_what_only_vllm_has() -> None:
+    with pytest.raises(ConfigError, match=r"engine.lora is 'push', but engine.kind is 'vllm_inprocess'"):
+        settings(engine={"kind": "vllm_inprocess", "lora": "push"}, model={"name": "tiny", "lora_rank": 4})
+    with pytest.raises(ConfigError, match=r"engine.kv_cache_gib is 2, but only vLLM has such a cache"):
+        settings(engine={"kv_cache_gib": 2.0})
 
 
 def test_all_contradictions_are_told_at_once() -> None:

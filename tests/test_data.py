@@ -217,6 +217,33 @@ def test_reasoning_gym_rows_carry_what_their_scorer_needs() -> None:
     assert score(answer=prompt.columns["answer"], entry=prompt.columns["entry"]) == 1.0
 
 
+def drawn_rows(size: int, seed: int, **params: Any) -> list[dict[str, Any]]:
+    if params:
+        raise ValueError(f"no such parameters: {params}")
+    return [{"prompt": f"{seed % 1000} {i}", "answer": i} for i in range(size)]
+
+
+def test_a_function_is_called_for_rows_and_with_another_seed_for_held_out_ones(tmp_path: Path) -> None:
+    name = f"{__name__}:drawn_rows"
+    data = load_prompts(config(name, eval_source=name, prompts=3, size=5, seed=4), PLAIN, context_length=None)
+    assert sorted(p.text for p in islice(data.train, 5)) == [f"4 {i}" for i in range(5)]
+    assert all(text.startswith("11 ") for text in texts(data.held_out))  # 4 + 1,000,000,007
+    assert data.columns == {"answer"}
+
+
+@pytest.mark.parametrize(
+    ("source", "params", "message"),
+    [
+        ("no.such:rows", {}, "importing 'no.such' raises ModuleNotFoundError"),
+        (f"{__name__}:drawn_rows", {"width": 2}, "it raises ValueError: no such parameters"),
+        ("builtins:dict", {}, "among its rows is a str"),
+    ],
+)
+def test_a_function_that_cannot_give_rows_is_an_error(source: str, params: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_prompts(config(source, params=params), PLAIN, context_length=None)
+
+
 def test_held_out_reasoning_gym_questions_are_never_trained() -> None:
     # So few questions exist (two terms of one digit) that drawing with another seed alone would repeat many.
     params = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}

@@ -166,15 +166,14 @@ def test_discarded() -> None:
 
 def test_one_discarded_epoch_of_two_is_half_the_mass() -> None:
     made = policy(settings(optimizer={"epochs_per_batch": 2}))
-    batch = on_policy(made, pair())
     calls: list[int] = []
 
     def poison_the_last(module: Any, inputs: Any, logits: Tensor) -> Tensor:
         calls.append(1)
-        return logits * NAN if len(calls) == 3 else logits  # old logprobs, first epoch, second epoch
+        return logits * NAN if len(calls) == 4 else logits  # the engine's logprobs, the old ones, two epochs
 
     made.model.lm_head.register_forward_hook(poison_the_last)
-    update = made.update(batch)
+    update = made.update(on_policy(made, pair()))
     assert stages(update, "tokens") == {"discarded": 8, "reached": 8}
     assert stages(update) == pytest.approx({"discarded": 0.5, "reached": 0.5})
 

@@ -243,3 +243,58 @@ def test_the_packaged_model_becomes_a_plain_directory_once(tmp_path: Path, monke
     assert loaded.model.get_input_embeddings().weight is loaded.model.get_output_embeddings().weight
     ids = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
     assert loaded.tokenizer.decode(loaded.model(ids).logits[0, -1].argmax()) == " Paris"
+
+
+# Special tokens -------------------------------------------------------------------------------------------------------
+
+TAGS = ["<answer>", "</answer>"]
+
+
+def test_new_special_tokens_are_one_token_each_and_their_rows_the_mean_of_what_spelled_them() -> None:
+    plain, loaded = tiny(), tiny(add_special_tokens=[*TAGS, "<|im_end|>"])
+    assert loaded.new_tokens == tuple(TAGS)
+    assert loaded.tokenizer("a</answer>", add_special_tokens=False)["input_ids"][1:] == [261]
+    assert set(TAGS) < set(loaded.tokenizer.all_special_tokens)
+    for part in ("get_input_embeddings", "get_output_embeddings"):
+        before, after = (getattr(m.model, part)().weight for m in (plain, loaded))
+        assert torch.equal(after[:260], before)
+        spelled = [before[plain.tokenizer(tag, add_special_tokens=False)["input_ids"]].mean(0) for tag in TAGS]
+        torch.testing.assert_close(after[260:], torch.stack(spelled))
+        assert not torch.equal(after[260], after[261])
+
+
+def test_a_head_with_a_bias_and_tied_weights_get_new_tokens_too(tmp_path: Path) -> None:
+    from transformers import PhiConfig, PhiForCausalLM
+
+    shape = {"vocab_size": 260, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "eos_token_id": 3}
+    for name, model in {
+        "phi": PhiForCausalLM(PhiConfig(**shape, num_attention_heads=2)),
+        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=260, n_embd=32, n_layer=1, n_head=2, n_positions=64)),
+    }.items():
+        model.save_pretrained(tmp_path / name)
+        tiny().tokenizer.save_pretrained(tmp_path / name)
+        loaded = from_directory(tmp_path / name, add_special_tokens=TAGS)
+        assert logits(loaded.model).shape[-1] == 262
+        spelled = tiny().tokenizer(TAGS[1], add_special_tokens=False)["input_ids"]
+        torch.testing.assert_close(
+            loaded.model.get_input_embeddings().weight[261], model.get_input_embeddings().weight[spelled].mean(0)
+        )
+    bias = from_directory(tmp_path / "phi", add_special_tokens=TAGS).model.get_output_embeddings().bias
+    torch.testing.assert_close(bias[261], bias[spelled].mean())
+
+
+def test_saved_new_tokens_come_back_as_they_were_and_are_new_no_more(tmp_path: Path) -> None:
+    loaded = tiny(add_special_tokens=TAGS)
+    with torch.no_grad():
+        loaded.model.get_input_embeddings().weight[261] += 1
+    save_model(loaded.model, loaded.tokenizer, tmp_path)
+    again = from_directory(tmp_path, add_special_tokens=TAGS)
+    assert again.new_tokens == ()
+    assert torch.equal(again.model.get_input_embeddings().weight, loaded.model.get_input_embeddings().weight)
+
+
+def test_an_adapter_cannot_learn_new_tokens(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"add_special_tokens is .*, but model.lora_rank is 4"):
+        tiny(add_special_tokens=TAGS, lora_rank=4)
+    save_model((saved := tiny(add_special_tokens=TAGS)).model, saved.tokenizer, tmp_path)
+    assert is_lora(from_directory(tmp_path, add_special_tokens=TAGS, lora_rank=4).model)

@@ -3,8 +3,10 @@ from typing import Any
 
 import pytest
 
+from leadline.config import parse_config
 from leadline.errors import ConfigError
-from leadline.recipe import load_config
+from leadline.recipe import load_config, recipe_values
+from leadline.sft.config import parse_sft_config
 
 RECIPES = sorted(Path(__file__).parents[1].glob("recipes/*.toml"))
 
@@ -28,7 +30,8 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_of_the_project_is_a_valid_run(path: Path) -> None:
-    load_config(path)
+    values = recipe_values(path, [])
+    parse_sft_config(values) if "sft" in path.stem else parse_config(values)
 
 
 def test_there_are_recipes() -> None:

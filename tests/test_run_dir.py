@@ -173,11 +173,20 @@ def test_a_rollouts_file_has_a_row_per_rollout(run: RunDir) -> None:
         "mean_logprob": -1.5,
         "unscored_tokens": 1,
         "fate": "reached",
+        "replayed": False,
         "error": None,
     }
     assert math.isnan(second["reward"]) and math.isnan(second["advantage"])
     assert (second["policy_version_min"], second["mean_logprob"], second["token_ids"]) == (None, None, [])
     assert (second["finish_reason"], second["error"]) == ("abort", "engine aborted")
+
+
+def test_a_stall_is_a_line_with_its_step_and_what_was_said(run: RunDir) -> None:
+    run.write_stall(3, "Nothing has moved.")
+    run.write_stall(3, "The run moves again.")
+    rows = [json.loads(line) for line in (run.path / "stalls.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["said"]) for row in rows] == [(3, "Nothing has moved."), (3, "The run moves again.")]
+    assert abs(rows[0]["time"] - time.time()) < 60
 
 
 def test_a_fate_or_advantage_too_few_is_an_error(run: RunDir) -> None:

@@ -39,7 +39,7 @@ ROW = {
     "rollout/length_min": 4,
     "rollout/length_max": 64,
     "rollout/truncated_fraction": 0.031,
-    "time/generate_s": 1.9,
+    "time/wait_for_rollouts_s": 1.9,
     "time/update_s": 1.0,
 }
 
@@ -129,9 +129,65 @@ def test_the_screen_fits_its_width_and_cuts_no_number(width: int, height: int) -
     assert all(len(line) <= width for line in text.splitlines())
     for shown in ("step 12/100", "0.412 ± 0.31", "97 % reached", "1,482/1,520 tokens", "1.002 0.71 … 1.42", "ESS 98 %"):
         assert shown in text
-    for shown in ("1.31", "0.84", "2.0e-06", "4 … 64 tokens", "3.1 %", "generate", "1.9s", "no rule fires", "±"):
+    for shown in ("1.31", "0.84", "2.0e-06", "4 … 64 tokens", "3.1 %", "rollouts", "1.9s", "no rule fires", "±"):
         assert shown in text
     assert "…" not in text.replace("0.71 … 1.42", "").replace("4 … 64", "").replace("– … –", "")
+
+
+WAITING = {
+    "time/step_s": 3.1,
+    "time/wait_for_trainer_s": 0.2,
+    "time/overlap_share": 0.35,
+    "time/generate_s": 1.5,
+    "time/reward_s": 0.1,
+    "staleness/max": 2.0,
+}
+
+
+def of_age(age: str, tokens: float) -> dict[str, float]:
+    values = {"tokens": tokens, "log_ratio_abs_mean": 0.003, "ess": 0.89, "weight_mean": 1.002}
+    return {f"staleness/{age}/{name}": value for name, value in values.items()}
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 34), (80, 30), (60, 56)])
+def test_a_run_ahead_shows_who_waits_and_how_tokens_of_each_age_fare(width: int, height: int) -> None:
+    screen = live(width, height)
+    screen.show({"step": 12, **ROW, **WAITING, **of_age("age_0", 320), **of_age("age_1", 1200)}, [])
+    text = drawn(screen, width, height)
+    assert "trainer waits     61 % on generation" in text
+    assert "tokens by age · overlap 35 % of the step" in text
+    assert "age 1  1,200 tokens  |Δ| 0.003  ESS 89 %  weight 1.002" in text
+    assert "no rule fires" in text, "there is room for the findings"
+
+
+def test_of_many_ages_the_youngest_and_the_oldest_are_shown() -> None:
+    screen = live()
+    ages = [f"age_{age}" for age in range(8)] + ["age_8_or_more"]
+    screen.show({"step": 12, **ROW, **{k: v for age in ages for k, v in of_age(age, 5).items()}}, [])
+    text = drawn(screen)
+    assert [line.split("  ")[0].strip("│ ") for line in text.splitlines() if "│ age" in line] == [
+        "age 0",
+        "age 1",
+        "age 2",
+        "age 8 or more",
+    ]
+
+
+def test_a_synchronous_run_has_no_panel_of_ages() -> None:
+    screen = live()
+    screen.show({"step": 12, **ROW, **WAITING}, [])
+    assert "tokens by age" not in drawn(screen)
+
+
+def test_a_line_says_who_waited_in_the_last_steps() -> None:
+    with plain() as screen:
+        for step in range(1, 30):
+            waited = {"time/step_s": 4.0, "time/wait_for_rollouts_s": 3.0 if step <= 15 else 0.0}
+            screen.show({"step": step, "reward/mean": 0.5, "time/generate_s": 1.0, **waited}, [])
+    said = lines(screen)
+    assert said[0] == "step 1/100  reward 0.5  4.0s  trainer waited 75 % for generation"
+    assert said[19] == "step 20/100  reward 0.5  4.0s  trainer waited 38 % for generation"
+    assert said[-1] == "step 29/100  reward 0.5  4.0s"
 
 
 def test_a_healthy_screen_fits_a_terminal_of_thirty_lines() -> None:
@@ -186,7 +242,7 @@ def test_the_time_left_follows_the_last_steps() -> None:
 def test_a_resumed_run_shows_its_past() -> None:
     rows = [{"step": 0, "eval/reward_mean": 0.1}, *({"step": step, "reward/mean": step / 10} for step in range(1, 9))]
     screen = Screen(CONFIG, console=Console(file=io.StringIO()), rows=rows)
-    assert screen.view.rewards == [step / 10 for step in range(1, 9)]
+    assert screen.view.curve == [step / 10 for step in range(1, 9)]
     text = drawn(screen)
     assert "step 8/100" in text and "held-out 0.1" in text
     assert "–/step, – left" in text

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 import torch
+from polars.testing import assert_frame_equal
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -108,7 +110,8 @@ def test_a_run_leaves_its_metrics_evaluations_rollouts_and_checkpoints(tmp_path:
     assert evaluated(path) == [0, 3, 4]
     assert checkpoints(path) == ["step_000002", "step_000004"]
     assert len(list((path / "rollouts").glob("*.parquet"))) == 4
-    assert json.loads((path / "checkpoints/step_000002/position.json").read_text()) == {"position": 4}
+    place = json.loads((path / "checkpoints/step_000002/position.json").read_text())
+    assert place == {"position": 4, "ahead": [], "replay": []}
     first, _, last = (rewards for _, rewards, _ in read_evaluations(path / "evaluations.jsonl"))
     assert difference is not None
     assert difference.mean == pytest.approx(sum(b - a for a, b in zip(first, last, strict=True)) / 3)
@@ -161,6 +164,26 @@ def test_a_finding_is_written_once_when_it_begins(tmp_path: Path) -> None:
     assert rules and len(rules) == len(set(rules))
 
 
+def test_a_run_that_replays_and_was_stopped_half_way_goes_on_to_the_last_digit(tmp_path: Path) -> None:
+    """What the buffer holds is in the checkpoint."""
+    settings = config(
+        rewards=[{"name": "tests.test_replay_buffer:sometimes"}],
+        rollout={"group_size": 4, "groups_per_step": 3, "replay_max_staleness": 3, "max_steps_without_signal": 9},
+        run={"steps": 6, "checkpoint_every": 0},
+    )
+    whole, path = tmp_path / "whole", tmp_path / "run"
+    run(opened(settings, whole))
+    run(opened(settings, path, stopping=lambda: bool(steps_so_far(path) >= 3)))
+    assert json.loads((path / "checkpoints/step_000003/position.json").read_text())["replay"]
+    run(opened(settings, path, resume=True))
+    for step in range(1, 7):
+        one, other = (polars.read_parquet(p / f"rollouts/step_{step:06d}.parquet") for p in (whole, path))
+        assert_frame_equal(one, other, check_exact=True)
+    assert sum(row["rollout/replayed_groups"] for row in read_metrics(path / "metrics.jsonl")[3:]) > 0
+    one, other = (p / "checkpoints/step_000006/model/model.safetensors" for p in (whole, path))
+    assert one.read_bytes() == other.read_bytes()
+
+
 # What is refused before anything is written ---------------------------------------------------------------------------
 
 
@@ -205,6 +228,13 @@ def test_a_directory_that_holds_a_run_is_refused_before_the_model_is_loaded(
         opened(config(), tmp_path / "other", resume=True)
 
 
+def test_an_engine_that_loads_the_model_itself_cannot_know_new_tokens(tmp_path: Path) -> None:
+    servers = {"kind": "vllm", "urls": ["http://127.0.0.1:1"]}
+    with pytest.raises(ConfigError, match=r"model.add_special_tokens is .*, which 'tiny' lacks, but engine.kind is 'vllm'"):
+        opened(config(model={"add_special_tokens": ["<a>"]}, engine=servers), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 # Resuming with other settings -----------------------------------------------------------------------------------------
 
 
@@ -239,7 +269,7 @@ def test_the_screen_of_a_resumed_run_shows_what_was_before(tmp_path: Path) -> No
     path = tmp_path / "run"
     run(opened(config(), path))
     view = opened(config(run={"steps": 6}), path, resume=True).screen.view
-    assert view.step == 4 and len(view.rewards) == 4 and len(view.held_out) == 2
+    assert view.step == 4 and len(view.curve) == 4 and len(view.held_out) == 2
 
 
 # Trouble on the way ---------------------------------------------------------------------------------------------------
@@ -305,7 +335,9 @@ def test_a_judge_that_goes_away_stops_the_run_with_a_checkpoint_and_the_run_can_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
-    settings = config(rewards=[{"name": "tests.test_session:limited"}], run={"checkpoint_every": 0})
+    settings = config(
+        rewards=[{"name": "tests.test_session:limited"}], run={"checkpoint_every": 0, "skip_checks": ["rewards"]}
+    )
     from tests.test_session import served  # the module that the reward is imported from
 
     monkeypatch.setitem(served, "calls", 0)
@@ -318,10 +350,10 @@ def test_a_judge_that_goes_away_stops_the_run_with_a_checkpoint_and_the_run_can_
     assert steps(path) == [1, 2, 3, 4]
 
 
-def test_weights_that_were_trained_but_never_recorded_are_not_saved(tmp_path: Path) -> None:
-    """Their checkpoint would carry the prompts' position of the step before, and no row in the metrics."""
+def test_a_step_whose_weights_no_engine_could_load_is_kept_and_not_trained_again(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    session = opened(config(run={"checkpoint_every": 0}), path)
+    settings = config(run={"checkpoint_every": 0}, eval={"prompts": 3, "every": 2})
+    session = opened(settings, path)
     load = session.engine.load_weights
 
     async def refused(weights: Any, version: int) -> None:
@@ -332,7 +364,17 @@ def test_weights_that_were_trained_but_never_recorded_are_not_saved(tmp_path: Pa
     session.engine.load_weights = refused  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="no server answers"):
         run(session)
-    assert (steps(path), checkpoints(path)) == ([1], [])
+    assert (steps(path), evaluated(path), checkpoints(path)) == ([1, 2], [0], ["step_000002"])
+    run(opened(settings, path, resume=True))
+    assert (steps(path), evaluated(path)) == ([1, 2, 3, 4], [0, 2, 4])
+    indices = [index for step in range(1, 5) for index in trained(path, step)]
+    assert indices == list(range(8))
+
+
+def trained(path: Path, step: int) -> list[int]:
+    """The prompts of a step, by their place in the stream."""
+    rows = polars.read_parquet(path / f"rollouts/step_{step:06d}.parquet")
+    return list(dict.fromkeys(rows["prompt_index"].to_list()))
 
 
 def test_a_run_without_any_signal_stops_and_names_the_rewards(tmp_path: Path) -> None:

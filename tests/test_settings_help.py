@@ -4,6 +4,7 @@ import pytest
 
 from leadline.config import SECTIONS
 from leadline.rewards import REWARDS
+from leadline.settings.sft import Sft
 from leadline.settings_help import settings_help, settings_markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "config.md"
@@ -50,5 +51,5 @@ def test_the_page_is_generated_from_the_settings_as_they_are() -> None:
 
 def test_each_setting_has_one_row_of_the_page() -> None:
     rows = [line for line in settings_markdown().splitlines() if line.startswith("| `")]
-    assert len(rows) == len(SETTINGS)
+    assert len(rows) == len(SETTINGS) + len(Sft.model_fields)
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)

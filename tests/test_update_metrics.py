@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from leadline.metrics import find
 from leadline.policy import Policy
+from leadline.types import Group
 from leadline.update_metrics import Update
 from tests.builders import NAN, all_logprobs, group, groups, on_policy, policy, settings
 
@@ -217,6 +219,50 @@ def test_staleness_is_of_trained_tokens() -> None:
     made.version = 3
     row = made.update(on_policy(made, [*groups(), group((1.0, NAN), (4, 40), seed=7)])).metrics
     assert row["staleness/mean"] == row["staleness/max"] == 3
+
+
+# ---- ages
+
+
+def aged(*ages: int, **rollout: int) -> Update:
+    """One update on four groups, each of whose tokens are all of one age, with log ratios of a hundredth of it."""
+    made = policy(settings(rollout={"max_staleness": 9, **rollout}, objective={"importance_high": 1.05}))
+    made.version = 20
+    drawn = groups()
+    offset = torch.cat([torch.full((_tokens(g),), -0.01 * age) for g, age in zip(drawn, ages, strict=True)])
+    batch = on_policy(made, drawn, offset)
+    of_token = batch.group_of_completion[batch.completion_of_token]
+    return made.update(replace(batch, staleness=torch.tensor(ages)[of_token]))
+
+
+def _tokens(group: Group) -> int:
+    return sum(len(r.completion.token_ids) for r in group.rollouts)
+
+
+def test_importance_is_told_by_the_age_of_the_tokens() -> None:
+    sizes = [_tokens(g) for g in groups()]
+    metrics = of(aged(0, 2, 2, 7), "staleness")
+    by_age = {name.split("/")[1] for name in metrics if "age" in name}
+    assert by_age == {"age_0", "age_2", "age_7"}
+    assert metrics["staleness/age_0/tokens"] == sizes[0]
+    assert metrics["staleness/age_2/tokens"] == sizes[1] + sizes[2]
+    assert metrics["staleness/age_2/log_ratio_abs_mean"] == pytest.approx(0.02, abs=1e-5)
+    assert metrics["staleness/age_2/weight_mean"] == pytest.approx(math.exp(-0.02), abs=1e-5)
+    assert metrics["staleness/age_7/log_ratio_abs_mean"] == pytest.approx(0.07, abs=1e-5)
+    assert metrics["staleness/age_7/ess"] == pytest.approx(1, abs=1e-5)
+
+
+def test_ages_of_eight_and_more_are_one_and_the_names_are_bounded() -> None:
+    sizes = [_tokens(g) for g in groups()]
+    metrics = of(aged(8, 9, 11, 500), "staleness")
+    assert {name.split("/")[1] for name in metrics if "age" in name} == {"age_8_or_more"}
+    assert metrics["staleness/age_8_or_more/tokens"] == sum(sizes)
+    assert metrics["staleness/age_8_or_more/ess"] == pytest.approx(45 / 63, abs=0.02)
+
+
+def test_a_synchronous_run_has_no_ages_and_one_with_replay_has() -> None:
+    assert not any("age_" in name for name in aged(0, 0, 0, 0, max_staleness=0).metrics)
+    assert any("age_" in name for name in aged(0, 0, 0, 0, max_staleness=0, replay_max_staleness=2).metrics)
 
 
 def test_advantages_are_of_rollouts_with_a_reward() -> None:

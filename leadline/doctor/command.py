@@ -6,7 +6,7 @@ decides was not logged, or a check broke).
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -39,6 +39,10 @@ class FailOn(StrEnum):
     WARNING = "warning"
     NEVER = "never"
 
+
+AFTERWORDS: list[Callable[[Path], str | None]] = []
+"""Asked for a sentence about each run directory after a report with findings: what takes more than the doctor may import.
+The command line adds to it."""
 
 SUFFIXES = {
     ".json": Format.JSON,
@@ -102,6 +106,8 @@ def doctor(
         raise typer.Exit(_coverage(sources, framework, config or []))
     runs = _examine(sources, framework, config or [], since)
     _write(runs, _format(format, output), output, everything)
+    if output is None and _format(format, output) is Format.TEXT and any(run.report.findings for run in runs):
+        _add_afterwords(sources)
     raise typer.Exit(exit_code(runs, fail_on))
 
 
@@ -161,6 +167,13 @@ def _examine(
                 f"--since is {since}, but no row has a step as late. There is nothing to examine. Choose an earlier step."
             )
     return [Examined(run, diagnose(run), tuple(configs)) for run in runs]
+
+
+def _add_afterwords(sources: Sequence[Path | TextIO]) -> None:
+    directories = [source for source in sources if isinstance(source, Path) and source.is_dir()]
+    for sentence in (afterword(path) for path in directories for afterword in AFTERWORDS):
+        if sentence is not None:
+            Console(highlight=False).print(f"\n{sentence}", markup=False, soft_wrap=True)
 
 
 def _format(chosen: Format | None, output: Path | None) -> Format:

@@ -1,6 +1,6 @@
 """What the trainer asks of an engine: two verbs, and `close`."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, Prompt, Weights
@@ -32,10 +32,19 @@ class Engine(Protocol):
 class WeightPush(Protocol):
     """How new weights get into a running vLLM server."""
 
-    async def push(self, url: str, weights: Weights, version: int) -> None:
+    async def prepare(self, weights: Weights, version: int) -> Any:
+        """Whatever later pushes of these weights need of the policy is read, for it stands still only until this returns.
+
+        Returns the policy's logprobs behind the probe prompts, [probe, vocab], by which a server's logprobs are judged;
+        None if it has none.
+        """
+        ...
+
+    async def push(self, url: str, weights: Weights, version: int, name: str) -> str | None:
         """The server at `url` holds exactly these weights, which the push has proved; its caches are empty.
 
-        The server runs nothing of this run when it is called; it is not paused, so that the proof may ask it to score.
+        From the first token that it draws of them the server calls these weights `name`, if it can. Requests under way
+        are not ended. Returns the model that requests must ask for; None = the one they asked for before the push.
         Raises EngineError if that cannot be had or proved: the server's weights are then unknown, and it is not asked
         for completions until a later push succeeds.
         """

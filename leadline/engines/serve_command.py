@@ -1,6 +1,7 @@
 """`leadline serve`: a vLLM server that a recipe can train with, until Ctrl-C."""
 
 import asyncio
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Annotated
 import typer
 
 from leadline.engines.vllm_server import LOOPBACK, ServerOptions, VLLMServer, check_installed
+from leadline.errors import EngineError
 
 CPU_KV_CACHE_GIB = 0.5
 """Without an accelerator and without --kv-cache: vLLM would take a share of all memory."""
 
 CPU_ARGUMENTS = ("--no-enable-chunked-prefill",)
 """A prompt in pieces makes vLLM 0.32 wind back the generator of a seeded request, which a CPU's cannot: it would die."""
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Those for which vLLM 0.32 has attention kernels on a CPU."""
 
 
 def serve(
@@ -31,6 +36,9 @@ def serve(
     kv_cache: Annotated[
         float | None, typer.Option(help="Memory for keys and values, in GiB. Default: vLLM's own; 0.5 on a CPU.")
     ] = None,
+    lora_rank: Annotated[
+        int, typer.Option(help="For engine.lora = 'push': serve the base, and take adapters of up to this rank.")
+    ] = 0,
     api_key: Annotated[
         str | None, typer.Option(envvar="VLLM_API_KEY", help="Demanded on every route but /health.", show_envvar=True)
     ] = None,
@@ -50,6 +58,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         kv_cache_gib=kv_cache,
         api_key=api_key,
+        lora_rank=lora_rank,
         arguments=tuple(argument or ()),
     )
     server = VLLMServer(options, log or Path(tempfile.gettempdir()) / f"leadline-serve-{port}.log")
@@ -72,33 +81,54 @@ def server_options(
     max_num_seqs: int | None = None,
     kv_cache_gib: float | None = None,
     api_key: str | None = None,
+    lora_rank: int = 0,
     arguments: tuple[str, ...] = (),
 ) -> ServerOptions:
     """Options for the model of a recipe, with what this machine needs. Raises ModelError, EngineError."""
     import torch
 
+    from leadline.engines.vllm_adapter import max_rank_for
+    from leadline.engines.vllm_snapshot import PROBES
     from leadline.model_sources import model_directory
     from leadline.settings.model import Model
 
-    cpu = not torch.accelerator.is_available()
+    cpu, directory = not torch.accelerator.is_available(), model_directory(Model(name=model))
+    if cpu:
+        _check_head_size(model, Path(directory) / "config.json")
     gib = CPU_KV_CACHE_GIB if cpu and kv_cache_gib is None else kv_cache_gib
     return ServerOptions(
-        model=model_directory(Model(name=model)),
+        model=directory,
         host=host,
         port=port,
         dtype=dtype or ("float32" if cpu else "bfloat16"),
         max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
+        # Room for the probes of a push beside a full batch that goes on: they would wait until some of it has finished.
+        max_num_seqs=None if max_num_seqs is None else max_num_seqs + PROBES,
         kv_cache_bytes=None if gib is None else int(gib * 2**30),
         eager=cpu,
         api_key=api_key,
+        max_lora_rank=max_rank_for(lora_rank) if lora_rank else None,
         arguments=(*(CPU_ARGUMENTS if cpu else ()), *arguments),
     )
 
 
+def _check_head_size(name: str, file: Path) -> None:
+    """Raise EngineError if vLLM's attention on a CPU has no kernel for the model; it would die of it while starting."""
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    size = config.get("head_dim") or (hidden // heads if heads and hidden else None)
+    if size is not None and size not in CPU_HEAD_SIZES and "kv_lora_rank" not in config:
+        raise EngineError(
+            f"model.name is {name!r}, but its attention heads have {size} dimensions, and vLLM on a CPU takes "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}. It would end while starting. Set engine.kind = 'hf', or train another "
+            "model."
+        )
+
+
 def recipe_lines(options: ServerOptions) -> str:
     """What to put into the recipe."""
-    return f'[engine]\nkind = "vllm"\nurls = ["{options.url}"]'
+    lora = '\nlora = "push"' if options.max_lora_rank else ""
+    return f'[engine]\nkind = "vllm"\nurls = ["{options.url}"]{lora}'
 
 
 async def _serve(server: VLLMServer) -> None:

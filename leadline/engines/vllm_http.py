@@ -8,11 +8,10 @@ from typing import Any
 
 from leadline.engines.base import WeightPush
 from leadline.engines.vllm_link import Busy, Link, ServerLost
-from leadline.engines.vllm_logprobs import converted_completions, is_plain, reports_raw, tops_needed
-from leadline.engines.vllm_newest import Newest
+from leadline.engines.vllm_logprobs import converted_completions, is_plain, tops_needed
 from leadline.engines.vllm_pool import Pool, wait
 from leadline.engines.vllm_server import VLLMServer
-from leadline.engines.vllm_snapshot import Score
+from leadline.engines.vllm_spans import ForeignWeights
 from leadline.engines.vllm_wire import Ask, MalformedAnswer, joined, read_completions
 from leadline.errors import EngineError
 from leadline.settings.rollout import EngineSettings, Sampling
@@ -26,13 +25,15 @@ class VLLMEngine:
     """Completions from any number of vLLM servers, token ids in and token ids out.
 
     One request a group; it goes to the live server with the fewest tokens to draw. The draws depend on `seed`,
-    `prompt.index` and the place in the group. Every token carries the version of the weights that drew it: a request
-    never spans a change of weights. With `engine.on_new_weights = "continue"` running completions are aborted, keep
-    their tokens, and go on with the new weights; with "drain" they finish first.
+    `prompt.index` and the place in the group. Every token carries the version of the weights that drew it.
 
-    `score` gives the policy's logprobs: with it, a load of weights finds out whether a server that is new reports
-    logprobs of the distribution it samples. `server` is one that is started, kept running and stopped with the engine.
-    `say` gets a line for whatever a person should know.
+    With `engine.on_new_weights = "continue"` running completions go on with new weights: under way where the server
+    tells which weights drew which tokens, elsewhere aborted with the tokens they have and asked for again from there.
+    With "drain" they finish first.
+
+    Before a server that is new, or back, serves, it is found out whether it reports logprobs of the distribution it
+    samples. `server` is one that is started, kept running and stopped with the engine. `say` gets a line for whatever a
+    person should know.
 
     Raises EngineError: no server for `engine.patience_s`, a refused request, an answer that no retry can mend, a push
     that failed on a server that is well.
@@ -49,7 +50,6 @@ class VLLMEngine:
         settings: EngineSettings,
         push: WeightPush | None,
         tokenizer: Any,
-        score: Score | None = None,
         server: VLLMServer | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -59,8 +59,6 @@ class VLLMEngine:
         self._seed = seed
         self._settings = settings
         self._tokenizer = tokenizer
-        self._score = score
-        self._say = say
 
     async def generate(self, prompt: Prompt, n: int, sampling: Sampling) -> list[Completion]:
         """`n` completions of the prompt, in the order of their draws."""
@@ -73,12 +71,8 @@ class VLLMEngine:
 
     async def load_weights(self, weights: Weights, version: int) -> None:
         """Every live server holds `weights`; one that is away gets them before it serves again."""
-        pool = self._pool
-        pool.start()
-        await pool.load(weights, version)
-        for link in pool.links:  # now, for the policy that scores stands still only now
-            if link.live and not link.examined and self._score is not None and pool.newest is not None:
-                await self._examine(link, pool.newest, self._score)
+        self._pool.start()
+        await self._pool.load(weights, version)
 
     async def close(self) -> None:
         """Running completions return what they have, with the finish reason ABORT."""
@@ -125,22 +119,13 @@ class VLLMEngine:
         raw = link.raw and not is_plain(ask.sampling)
         if raw:
             ask = replace(ask, top_logprobs=tops_needed(link.url, ask, self._settings.raw_logprobs))
+        told = link.tells_versions
         body = await link.complete(ask)
-        if link.names and not await self._pool.holds_ours(link):
+        await link.settled.wait()
+        if link.names and not told and not await self._pool.holds_ours(link):
             raise ServerLost("it was restarted, or another run pushed weights: it drew from weights that are not ours")
-        completions = read_completions(body, ask, link.version)
-        return converted_completions(body, ask, completions) if raw else completions
-
-    async def _examine(self, link: Link, newest: Newest, score: Score) -> None:
-        ask = Ask(Prompt(0, "", ()), 1, Sampling(), frozenset(), self._vocab_size, self._seed)
         try:
-            link.raw = await reports_raw(link, ask, newest.weights, score)
-            link.examined = True
-        except ServerLost as lost:
-            self._pool.lose(link, str(lost))
-        if link.raw:
-            self._say(
-                f"The server {link.url} reports raw logprobs, from before temperature and truncation. They are right "
-                "only at temperature 1 without top_p, top_k, min_p and repetition penalty; else engine.raw_logprobs "
-                f"({self._settings.raw_logprobs!r}) decides."
-            )
+            completions = read_completions(body, ask, link.version, link.named if told else None)
+        except ForeignWeights as foreign:
+            raise ServerLost(f"it was restarted, or another run pushed weights: {foreign}") from foreign
+        return converted_completions(body, ask, completions) if raw else completions

@@ -2,28 +2,22 @@
 
 import asyncio
 import itertools
-import os
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch
-
-from leadline.engines.vllm_server import ServerOptions, check_installed
-from leadline.engines.vllm_snapshot import PROBE_PROMPT, PROBES, Score, plain_tensors, probe_ids
-from leadline.engines.vllm_weights import PROBE_TOP, TOLERANCE
-from leadline.engines.vllm_wire import Ask, request_body
+from leadline.engines.vllm_core import add_request, can_sleep, dtype_of, start_engine
+from leadline.engines.vllm_server import ServerOptions
+from leadline.engines.vllm_snapshot import PROBE_PROMPT, PROBE_TOP, PROBES, Score, plain_tensors, probe_ids
+from leadline.engines.vllm_weights import TOLERANCE
+from leadline.engines.vllm_wire import Ask
 from leadline.engines.vllm_worker import fingerprints, serve_weights
 from leadline.errors import EngineError
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt, Weights
 
 T = TypeVar("T")
-
-OF_THE_WIRE = {"model", "prompt", "return_token_ids", "return_tokens_as_token_ids", "echo", "stream"}
-"""What a request over the wire holds besides the knobs, which vLLM's SamplingParams take by the same names."""
 
 
 @dataclass(slots=True)
@@ -54,7 +48,11 @@ class VLLMInProcess:
     """Completions from a vLLM that shares the process, one step of its batch at a time on a thread of its own.
 
     New weights come in between two steps; completions under way go on with them, their keys and values computed anew,
-    and each token carries the version that drew it. Every load is proved like a push to a server.
+    and each token carries the version that drew it; or, with `drain`, they are finished first. Every load is proved like
+    a push to a server.
+
+    With `yields_memory` vLLM sleeps whenever nothing runs, if it can (on a GPU): its cache and its weights leave the device
+    to the policy, and are back before the next request or load.
 
     `options` as for a server (host, port and key mean nothing here). Raises EngineError if vLLM is not installed.
     """
@@ -68,11 +66,15 @@ class VLLMInProcess:
         seed: int,
         score: Score | None = None,
         model: Any = None,
+        drain: bool = False,
+        yields_memory: bool = False,
     ) -> None:
         """`score`: the policy's own; without it loads are not probed. `model` knows the names of its checkpoints."""
-        self._engine = _start(options)
+        self._engine = start_engine(options)
         self._eos_ids, self._vocab_size, self._seed = eos_ids, vocab_size, seed
         self._score, self._model = score, model
+        self._drains, self._yields = drain, yields_memory and can_sleep()
+        self._asleep = False
         self._version = 0
         self._requests: dict[str, Request] = {}
         self._missed: list[tuple[Any, int]] = []
@@ -80,6 +82,7 @@ class VLLMInProcess:
         # One thread for all that touches the engine: weights change between two steps by themselves.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm-engine")
         self._driver: asyncio.Task[None] | None = None
+        self._loading = asyncio.Lock()
         self._closed = False
 
     async def generate(self, prompt: Prompt, n: int, sampling: Sampling) -> list[Completion]:
@@ -92,41 +95,48 @@ class VLLMInProcess:
     async def load_weights(self, weights: Weights, version: int) -> None:
         """Tokens drawn from now on are drawn from `weights` and carry `version`. Raises EngineError."""
         self._check_open()
-        await self._on_worker(lambda: self._load(weights, version))
-        if self._score is not None:
-            await self._check_probes(weights, version)
+        async with self._loading:  # nothing new begins meanwhile
+            if self._drains:
+                await self._until_idle()
+            await self._on_worker(lambda: self._load(weights, version))
+            if self._score is not None:
+                await self._check_probes(weights, version)
 
     async def close(self) -> None:
         """Running completions return what they have, with the finish reason ABORT."""
         self._closed = True
-        if self._driver is not None:
-            await self._driver
-        await self._on_worker(self._engine.engine_core.shutdown)
-        self._worker.shutdown()
+        async with self._loading:
+            await self._until_idle()
+            await self._on_worker(self._engine.engine_core.shutdown)
+            self._worker.shutdown()
 
     # ---- the batch
 
     async def _ask(self, ask: Ask) -> list[Completion]:
-        self._check_open()
         draws = [Draw() for _ in range(ask.n)]
         request = Request(ask, draws, asyncio.get_running_loop().create_future(), left=ask.n)
         name = str(next(self._names))
-        self._requests[name] = request
-        try:
-            await self._on_worker(lambda: self._add(name, ask))
-        except ValueError as error:
-            del self._requests[name]
-            raise EngineError(
-                f"Prompt {ask.prompt.index} has {len(ask.prompt.token_ids)} tokens, but vLLM refuses the request: "
-                f"{error}. It cannot be sampled. Lower data.max_prompt_tokens or sampling.max_tokens."
-            ) from error
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.create_task(self._drive())
+        async with self._loading:
+            self._check_open()
+            self._requests[name] = request
+            try:
+                await self._on_worker(lambda: self._add(name, ask))
+            except ValueError as error:
+                del self._requests[name]
+                raise EngineError(
+                    f"Prompt {ask.prompt.index} has {len(ask.prompt.token_ids)} tokens, but vLLM refuses the request: "
+                    f"{error}. It cannot be sampled. Lower data.max_prompt_tokens or sampling.max_tokens."
+                ) from error
+            if self._driver is None or self._driver.done():
+                self._driver = asyncio.create_task(self._drive())
         return await request.future
 
     async def _drive(self) -> None:
         """Step until nothing runs."""
-        while self._requests and not self._closed:
+        while self._requests:
+            if self._closed:
+                await self._abort_all()
+                return
             try:
                 outputs = await self._on_worker(self._step)
             except Exception as error:
@@ -134,18 +144,32 @@ class VLLMInProcess:
                 return
             for output in outputs:
                 self._take(output)
+            if not self._requests:
+                await self._on_worker(self._sleep)  # a request may come in meanwhile
+
+    async def _abort_all(self) -> None:
         for name in list(self._requests):
             await self._on_worker(lambda name=name: self._engine.abort_request([name]))  # type: ignore[misc]
             self._resolve(name)
 
-    def _add(self, name: str, ask: Ask) -> None:
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
+    async def _until_idle(self) -> None:
+        if self._driver is not None and not self._driver.done():
+            await asyncio.wait([self._driver])  # waited for, not awaited: a cancelled load must not cancel it
 
-        body = request_body(ask, "")
-        knobs = {name: value for name, value in body.items() if name not in OF_THE_WIRE}
-        params = SamplingParams(**knobs, output_kind=RequestOutputKind.DELTA)
-        self._engine.add_request(name, TokensPrompt(prompt_token_ids=body["prompt"]), params)
+    def _add(self, name: str, ask: Ask) -> None:
+        self._wake()
+        add_request(self._engine, name, ask)
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
+
+    def _sleep(self) -> None:
+        """Unless a request has come in."""
+        if self._yields and not self._asleep and not self._engine.has_unfinished_requests():
+            self._engine.sleep(level=1)  # weights go to the CPU, the cache is dropped
+            self._asleep = True
 
     def _step(self) -> list[tuple[Any, int]]:
         """The outputs of one step, with the version that drew them; those that the probes came across first."""
@@ -189,6 +213,7 @@ class VLLMInProcess:
     # ---- weights
 
     def _load(self, weights: Weights, version: int) -> None:
+        self._wake()
         tensors = plain_tensors(weights, self._model)
         [receipt] = self._engine.collective_rpc(lambda worker: serve_weights(worker, tensors))
         if "refused" in receipt:
@@ -216,7 +241,7 @@ class VLLMInProcess:
             for i, answer in enumerate(answers)
             for token, logprob in answer.items()
         ]
-        mean, limit = sum(distances) / len(distances), TOLERANCE[_dtype(self._engine)]
+        mean, limit = sum(distances) / len(distances), TOLERANCE[dtype_of(self._engine)]
         if not mean <= limit:
             raise EngineError(
                 f"The weights of version {version} were handed to vLLM, but the logprobs of {len(distances)} probe tokens "
@@ -250,47 +275,6 @@ class VLLMInProcess:
             raise EngineError(
                 "The vLLM engine is closed, but it was asked for more. Nothing can run. Make a new engine."
             )
-
-
-def _start(options: ServerOptions) -> Any:
-    check_installed()
-    # Read when vLLM is imported: the engine in this process, and no pinning of its threads
-    for name, value in {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }.items():
-        os.environ.setdefault(name, value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of packages that we do not own
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        limits = {
-            "max_model_len": options.max_model_len,
-            "max_num_seqs": options.max_num_seqs,
-            "kv_cache_memory_bytes": options.kv_cache_bytes,
-            # on a CPU a prompt in pieces ends vLLM: see serve_command.CPU_ARGUMENTS
-            "enable_chunked_prefill": None if torch.accelerator.is_available() else False,
-        }
-        arguments = EngineArgs(
-            model=options.model,
-            dtype=options.dtype,
-            logprobs_mode=options.logprobs_mode,
-            generation_config="vllm",
-            enforce_eager=options.eager,
-            distributed_executor_backend="uni",
-            async_scheduling=False,  # a step draws what it returns, so that its version is known
-            disable_log_stats=True,
-            **{name: value for name, value in limits.items() if value is not None},
-        )
-        return LLMEngine.from_engine_args(arguments)
-
-
-def _dtype(engine: Any) -> str:
-    return str(engine.model_config.dtype).removeprefix("torch.")
 
 
 def _finish_reason(choice: Any, draw: Draw, ask: Ask) -> FinishReason:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from leadline.engines.vllm_spans import GENERATE, generate_body
 from leadline.engines.vllm_wire import Ask, quoted, refusal, request_body
 from leadline.errors import EngineError
 
@@ -27,6 +28,11 @@ class Busy(Exception):
         self.seconds = seconds
 
 
+def has_tls(url: str) -> bool:
+    """Whether certificates matter: to read all that are known takes 20 ms for every connection."""
+    return not url.startswith("http://")
+
+
 class Link:
     """A server. It takes requests while it is `live` (it answers, and holds the newest weights) and `open`."""
 
@@ -36,6 +42,8 @@ class Link:
         self.open = True
         """False while its weights change."""
         self.model = ""
+        """What requests ask for: the policy, or the adapter that was pushed last."""
+        self.adapter: str | None = None
         self.context_length: int | None = None
         self.version = 0
         """Of the weights it holds."""
@@ -43,6 +51,10 @@ class Link:
         """The name of these weights."""
         self.names = False
         """It remembers that name, so that a restart shows."""
+        self.named: dict[str, int] = {}
+        """The versions of the weights it was pushed, by name."""
+        self.spans = False
+        """It has the route that says which weights drew which tokens."""
         self.raw = False
         """It reports logprobs from before temperature and truncation."""
         self.examined = False
@@ -52,16 +64,31 @@ class Link:
         """Completions and tokens it may still have to draw."""
         self.attempts: set[asyncio.Task[Any]] = set()
         self.updating = asyncio.Lock()
+        self.settled = asyncio.Event()
+        """Not set while its weights change under requests: what those return may not count."""
+        self.settled.set()
         self.lost = asyncio.Event()
         self.losses = 0
         """In a row: how long to wait before the next try."""
         self.trouble = "it has not answered yet"
         self._timeout_s = timeout_s
 
+    @property
+    def tells_versions(self) -> bool:
+        """Each of its answers says which weights drew which tokens, by names that we gave."""
+        return self.spans and self.names
+
+    @property
+    def goes_on(self) -> bool:
+        """Its requests may span a change of weights. Not with an adapter, which a request names once and for all."""
+        return self.tells_versions and self.adapter is None
+
     def open_connection(self, headers: Mapping[str, str]) -> None:
         # No proxies from the environment: they answer in a server's place, and a loopback address is not theirs.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, limits=limits, timeout=None, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, limits=limits, timeout=None, trust_env=False, verify=has_tls(self.url)
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -76,7 +103,8 @@ class Link:
                 "VLLM_API_KEY does not hold the right one. It would refuse every request. Set VLLM_API_KEY."
             )
         try:
-            served = {model["id"]: model.get("max_model_len") for model in response.json()["data"]}
+            models = [model for model in response.json()["data"] if model.get("parent") is None]  # no adapters
+            served = {model["id"]: model.get("max_model_len") for model in models}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ServerLost(f"/v1/models is no list of models ({quoted(response.content)})") from error
         if model_name not in served and (model_name is not None or len(served) != 1):
@@ -87,11 +115,16 @@ class Link:
         self.model = model_name or next(iter(served))
         length = served[self.model]
         self.context_length = length if isinstance(length, int) else None
+        # Method not allowed, where there is such a route; else unknown, or forbidden.
+        self.spans = (await self._request("GET", GENERATE)).status_code == 405
 
     async def complete(self, ask: Ask) -> bytes:
         """The body of a 200 answer. Raises ServerLost, Busy, and EngineError for what no retry can mend."""
         self._check_fits(ask)
-        response = await self._request("POST", "/v1/completions", self._timeout_s, json=request_body(ask, self.model))
+        body, route = request_body(ask, self.adapter or self.model), "/v1/completions"
+        if self.tells_versions:
+            body, route = generate_body(body), GENERATE
+        response = await self._request("POST", route, self._timeout_s, json=body)
         if response.status_code in LATER:
             raise Busy(_retry_after(response))
         if response.status_code != 200:

@@ -5,6 +5,7 @@ The difference is no noise: at temperature 0.6 it is 0.4 nats a token, and impor
 """
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -14,53 +15,77 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leadline.engines.vllm_link import Link
-from leadline.engines.vllm_snapshot import Score
+from leadline.engines.vllm_snapshot import PROBE_PROMPT, PROBE_TOP, PROBES, probe_ids
 from leadline.engines.vllm_wire import Ask, MalformedAnswer, logprob, read_choices, read_completions
 from leadline.errors import EngineError
 from leadline.objective.logprobs import token_logprobs
 from leadline.objective.sampling import processed_logits
 from leadline.settings.rollout import Sampling
-from leadline.types import Completion, Prompt, Weights
+from leadline.types import Completion, Prompt
 
 PROBE_TEMPERATURE = 2.0
 """Hot, so that the distributions before and after it differ on almost every token."""
-PROBE_TOKENS = 32
 OTHER_TEMPERATURES = (0.25, 0.5, 0.75, 1.5, 3.0, 4.0)
 LARGEST_GAP = 0.25
 """Mean distance in nats of the same distribution in other precision: 0.03 to 0.11 in bfloat16 (mixtures of experts)."""
+CLEARLY = 0.05
+"""Nats by which another temperature must fit better: where all fit alike, nothing can be told and nothing matters."""
 
 
-async def reports_raw(link: Link, ask: Ask, weights: Weights, score: Score) -> bool:
+async def reports_raw(link: Link, rows: Float[Tensor, "probe vocab"]) -> bool:
     """Whether the server's logprobs are those before temperature, found out on a few tokens drawn hot.
 
-    The server must hold `weights`. Where both distributions agree on these tokens, it does not matter.
-    Raises ServerLost, and EngineError if the logprobs are missing or those of neither.
+    The server must hold the weights by which the policy gave `rows`, its logprobs behind the probe prompts. Nothing else of
+    the policy is needed: a server may come back while it is being trained. Where both distributions agree on these tokens,
+    it does not matter. Raises ServerLost, and EngineError if the logprobs are missing or those of neither.
     """
-    prompt = Prompt(index=0, text="", token_ids=tuple(range(min(16, ask.vocab_size))))
-    sampling = Sampling(max_tokens=PROBE_TOKENS, temperature=PROBE_TEMPERATURE)
-    ask = replace(ask, prompt=prompt, sampling=sampling)
+    asks = [_probe(i, rows.shape[1]) for i in range(PROBES)]
+    bodies = await asyncio.gather(*(link.complete(ask) for ask in asks))
     try:
-        [completion] = read_completions(await link.complete(ask), ask, link.version)
+        told = [_reported(body, ask) for body, ask in zip(bodies, asks, strict=True)]
     except MalformedAnswer as bad:
         raise EngineError(
-            f"The server {link.url} was asked for {PROBE_TOKENS} tokens, but {bad}. Nothing can be sampled from it. "
-            "Check that the address is vLLM's own, with no proxy that cuts or changes answers."
+            f"The server {link.url} was asked for {PROBES} tokens, but {bad}. Nothing can be sampled from it. Check that "
+            "the address is vLLM's own, with no proxy that cuts or changes answers."
         ) from bad
-    rows = await asyncio.to_thread(score, weights, [*prompt.token_ids, *completion.token_ids])
-    rows = rows[len(prompt.token_ids) - 1 : -1]
-    gaps = {t: _gap(completion, rows / t) for t in (PROBE_TEMPERATURE, 1.0, *OTHER_TEMPERATURES)}
+    gaps = {t: _gap(told, (rows / t).log_softmax(-1)) for t in (PROBE_TEMPERATURE, 1.0, *OTHER_TEMPERATURES)}
     _check_gaps(link.url, gaps)
     return gaps[1.0] < gaps[PROBE_TEMPERATURE]
 
 
-def _gap(completion: Completion, logits: Float[Tensor, "token vocab"]) -> float:
-    """Mean distance in nats of the completion's logprobs from those by these logits; NaN if one is missing."""
-    expected = token_logprobs(logits, torch.tensor(completion.token_ids))
-    return float((torch.tensor(completion.logprobs) - expected).abs().mean())
+def raw_notice(url: str, raw_logprobs: str) -> str:
+    """What a person should know of a server that reports raw logprobs."""
+    return (
+        f"The server {url} reports raw logprobs, from before temperature and truncation. They are right only at "
+        "temperature 1 without top_p, top_k, min_p and repetition penalty; else engine.raw_logprobs "
+        f"({raw_logprobs!r}) decides."
+    )
+
+
+def _probe(i: int, vocab_size: int) -> Ask:
+    prompt = Prompt(index=i, text="", token_ids=tuple(probe_ids(vocab_size)[: PROBE_PROMPT + i]))
+    sampling = Sampling(max_tokens=1, temperature=PROBE_TEMPERATURE)
+    return Ask(prompt, 1, sampling, frozenset(), vocab_size, run_seed=0, top_logprobs=PROBE_TOP)
+
+
+def _reported(body: bytes, ask: Ask) -> list[tuple[int, float]]:
+    """Token and logprob: of the token that was drawn, and of the most probable ones."""
+    [completion] = read_completions(body, ask, version=0)
+    [choice] = read_choices(body, 1)
+    tops = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
+    known = [(int(name.removeprefix("token_id:")), logprob(value)) for name, value in tops[0].items()]
+    return [*zip(completion.token_ids, completion.logprobs, strict=True), *known]
+
+
+def _gap(told: Sequence[Sequence[tuple[int, float]]], expected: Float[Tensor, "probe vocab"]) -> float:
+    """Mean distance in nats of the reported logprobs from the expected ones; NaN if one is missing."""
+    gaps = [abs(value - float(row[token])) for row, pairs in zip(expected, told, strict=True) for token, value in pairs]
+    return sum(gaps) / len(gaps) if gaps else math.nan
 
 
 def _check_gaps(url: str, gaps: Mapping[float, float]) -> None:
     """Raise EngineError unless the logprobs are those of the policy, at the temperature asked for or raw."""
+    right = min(gaps[PROBE_TEMPERATURE], gaps[1.0])
     nearest = min(gaps, key=lambda temperature: gaps[temperature])
     if not gaps[nearest] <= LARGEST_GAP:
         raise EngineError(
@@ -68,7 +93,7 @@ def _check_gaps(url: str, gaps: Mapping[float, float]) -> None:
             f"token ({gaps[1.0]:.3g} if they were raw), but it was pushed the policy's weights. It serves another model, "
             "or does not report the tokens' logprobs. Start it with the recipe's model.name."
         )
-    if nearest not in (PROBE_TEMPERATURE, 1.0):
+    if right - gaps[nearest] > CLEARLY:
         raise EngineError(
             f"The server {url} was asked for temperature {PROBE_TEMPERATURE}, but reports logprobs as of temperature "
             f"{nearest}. Importance weights would be off by a power. Find out what changes the temperature on the way."

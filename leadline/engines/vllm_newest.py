@@ -14,6 +14,8 @@ class Newest:
     version: int
     name: str
     """Of no other weights, in this run or another."""
+    rows: Any = None
+    """The policy's logprobs behind the probe prompts, [probe, vocab]; None = unknown."""
 
 
 def newest_of(weights: Weights, version: int, name: str) -> Newest:

@@ -12,10 +12,12 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from leadline.engines.base import WeightPush
 from leadline.engines.vllm_link import Link, ServerLost
+from leadline.engines.vllm_logprobs import raw_notice, reports_raw
 from leadline.engines.vllm_newest import Newest, newest_of
 from leadline.engines.vllm_server import VLLMServer
 from leadline.engines.vllm_wire import Ask
@@ -59,7 +61,7 @@ class Pool:
         self._loads = 0
         self._tending: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self._failure: EngineError | None = None
+        self._failure: Exception | None = None
         self._none_live_since = time.monotonic()
 
     def start(self) -> None:
@@ -74,10 +76,10 @@ class Pool:
         self._none_live_since = time.monotonic()
         for link in self.links:
             link.open_connection({"Authorization": f"Bearer {key}"} if key else {})
-        self._tending = [asyncio.create_task(self._tend(link)) for link in self.links]
+        self._tending = [asyncio.create_task(self._watched(self._tend, link)) for link in self.links]
         if self._server is not None:
             self._none_live_since = math.inf  # it may take its time to start
-            self._tending.append(asyncio.create_task(self._supervise(self._server)))
+            self._tending.append(asyncio.create_task(self._watched(self._supervise, self._server)))
 
     async def close(self) -> None:
         """Requests under way are taken back, and a server of our own has ended."""
@@ -129,13 +131,17 @@ class Pool:
 
     async def _supervise(self, server: VLLMServer) -> None:
         """The server is running whenever it can be."""
+        server.start()
+        await server.ready()
+        self._none_live_since = time.monotonic()
+        self._signal()
+        await server.keep_running()
+
+    async def _watched(self, tend: Callable[[T], Coroutine[Any, Any, None]], what: T) -> None:
+        """What goes wrong in it ends the run: nobody awaits it, and whoever waits for a server would wait for ever."""
         try:
-            server.start()
-            await server.ready()
-            self._none_live_since = time.monotonic()
-            self._signal()
-            await server.keep_running()
-        except EngineError as error:
+            await tend(what)
+        except Exception as error:
             self._failure = error
             self._signal()
 
@@ -163,17 +169,14 @@ class Pool:
         async with link.updating:
             try:
                 await link.connect(self._model_name)
+                link.examined = False
                 await self._catch_up(link)
             except ServerLost as lost:
                 link.trouble = str(lost)
                 return
-            except EngineError as error:
-                self._failure = error
-                self._signal()
-                return
             if link.lost.is_set():
                 self._say(f"The server {link.url} is back, with the weights of version {link.version}.")
-            link.live, link.examined = True, False
+            link.live = True
             link.lost.clear()
             self._signal()
 
@@ -232,7 +235,8 @@ class Pool:
                 "would serve old weights for ever. Give the engine a WeightPush."
             )
         self._loads += 1
-        self.newest = newest_of(weights, version, f"{self._run}/{self._loads}/{version}")
+        newest = newest_of(weights, version, f"{self._run}/{self._loads}/{version}")
+        self.newest = replace(newest, rows=await self._push_weights.prepare(newest.weights, version))
         if self._loads == 1:
             await self._wait_for_live()
         updates = [self._update(link) for link in self.links if link.live]
@@ -245,8 +249,12 @@ class Pool:
         newest = None
         while newest is not self.newest:  # newer ones may come during a push
             newest = self.newest
-            if newest is not None and await link.weights_name() != newest.name:
+            if newest is None:
+                continue
+            if await link.weights_name() != newest.name:
                 await self._push(link, newest)
+            link.version = newest.version  # also where it holds them already, and the answer to the push got lost
+            await self._examine(link, newest)
 
     async def holds_ours(self, link: Link) -> bool:
         return (await link.weights_name() or "").startswith(self._run)
@@ -256,9 +264,13 @@ class Pool:
         async with link.updating:
             link.open = False
             try:
-                await self._quiet(link)
+                if link.goes_on and self._settings.on_new_weights == "continue":
+                    link.settled.clear()
+                else:
+                    await self._quiet(link)
                 if link.live and self.newest is not None and link.holds != self.newest.name:
                     await self._push(link, self.newest)
+                    await self._examine(link, self.newest)
             except ServerLost as lost:
                 self.lose(link, str(lost))
             except EngineError as error:
@@ -266,6 +278,7 @@ class Pool:
                 raise
             finally:
                 link.open = True
+                link.settled.set()
                 self._signal()
 
     async def _quiet(self, link: Link) -> None:
@@ -288,15 +301,18 @@ class Pool:
 
     async def _push(self, link: Link, newest: Newest) -> None:
         """Raises ServerLost if the server is not well, EngineError if it is and the push fails twice."""
-        assert self._push_weights is not None
+        push = self._push_weights
+        assert push is not None
+        link.named[newest.name] = newest.version
         for last in (False, True):
             try:
                 async with asyncio.timeout(self._settings.request_timeout_s):
-                    await self._push_weights.push(link.url, newest.weights, newest.version)
+                    link.adapter = await push.push(link.url, newest.weights, newest.version, newest.name)
                 await link.name_weights(newest.name)
                 link.version = newest.version
                 return
             except (EngineError, OSError) as error:  # TimeoutError is an OSError
+                self._take_back(link)  # what ran meanwhile may have drawn from anything
                 trouble = str(error) or type(error).__name__
                 if not await link.healthy():
                     raise ServerLost(f"the push of version {newest.version} failed ({trouble})") from error
@@ -305,6 +321,15 @@ class Pool:
                         f"The server {link.url} is well, but the push of the weights of version {newest.version} failed "
                         f"twice ({trouble}). What it would sample from is unknown. Mend that, and resume the run."
                     ) from error
+
+    async def _examine(self, link: Link, newest: Newest) -> None:
+        """It is known which logprobs the server reports, before it serves. Raises ServerLost, EngineError."""
+        if link.examined or newest.rows is None:
+            return
+        link.raw = await reports_raw(link, newest.rows)
+        link.examined = True
+        if link.raw:
+            self._say(raw_notice(link.url, self._settings.raw_logprobs))
 
 
 async def wait(event: asyncio.Event, seconds: float | None) -> None:

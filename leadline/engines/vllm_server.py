@@ -48,6 +48,8 @@ class ServerOptions:
     """No compilation: starts much faster, and is as fast on a CPU."""
     logprobs_mode: str = "processed_logprobs"
     """The logprobs of the distribution that is sampled; `raw_logprobs` leaves temperature and the rest out."""
+    max_lora_rank: int | None = None
+    """Take adapters of up to this rank, which requests name; the base itself takes no new weights. None = no adapters."""
     served_name: str = "policy"
     api_key: str | None = None
     arguments: tuple[str, ...] = ()
@@ -80,9 +82,11 @@ def command(options: ServerOptions) -> list[str]:
         "--max-model-len": options.max_model_len,
         "--max-num-seqs": options.max_num_seqs,
         "--kv-cache-memory-bytes": options.kv_cache_bytes,
+        "--max-lora-rank": options.max_lora_rank,
     }
     given = [part for name, value in pairs.items() if value is not None for part in (name, str(value))]
     flags = ["--enable-scale-out", *(["--enforce-eager"] if options.eager else [])]
+    flags += ["--enable-lora"] if options.max_lora_rank else []
     guard = ["--middleware", "leadline.engines.vllm_main.RequireKey"] if options.api_key else []
     return [sys.executable, "-m", "leadline.engines.vllm_main", *given, *flags, *guard, *options.arguments]
 
@@ -98,6 +102,8 @@ def environment(options: ServerOptions, base: Mapping[str, str]) -> dict[str, st
     if options.host in LOOPBACK:
         defaults["VLLM_HOST_IP"] = "127.0.0.1"
     fixed = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    if options.max_lora_rank:
+        fixed["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if options.api_key:
         fixed["VLLM_API_KEY"] = options.api_key  # not on the command line, which every user of the machine can read
     return {**defaults, **base, **fixed}

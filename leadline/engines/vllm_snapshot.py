@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from leadline.engines.vllm_worker import fingerprints
-from leadline.models import is_lora
+from leadline.models import is_adapter, is_lora
 from leadline.types import Weights
 
 PROBE_PROMPT = 160
 """Tokens before the first probe: more than a cache block (16 on a GPU, 128 on a CPU)."""
 PROBES = 8
+PROBE_TOP = 5
+"""Logprobs compared per probe: those of the most probable tokens, and of the one that was drawn."""
 
 Score = Callable[[Weights, Sequence[int]], Tensor]
 """Weights, token ids -> logprobs [token, vocab] of what follows each of them; temperature 1, nothing else applied."""
@@ -23,14 +25,17 @@ Score = Callable[[Weights, Sequence[int]], Tensor]
 def policy_score(model: nn.Module) -> Score:
     """The policy's own scoring, in its dtype.
 
-    A model on the CPU scores the weights it is given, so that it may be trained meanwhile. One with an adapter, or on
-    an accelerator (where there is no room for a second copy), scores as it is.
+    A model on the CPU scores the weights it is given, and one with an adapter the adapter it is given, so that it may be
+    trained meanwhile. One with weights into which its adapter was merged, or all of whose weights lie on an accelerator
+    (where there is no room for a second copy), scores as it is.
     """
-    as_it_is = is_lora(model) or next(model.parameters()).device.type != "cpu"
+    device = next(model.parameters()).device
 
     def score(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-        ids = torch.tensor([list(token_ids)], device=next(model.parameters()).device)
-        own = {} if as_it_is else {name: weights[name] for name, _ in model.named_parameters() if name in weights}
+        ids = torch.tensor([list(token_ids)], device=device)
+        as_it_is = not is_adapter(weights) and (is_lora(model) or device.type != "cpu")
+        names = {} if as_it_is else {name: name.replace(".default.", ".") for name, _ in model.named_parameters()}
+        own = {name: weights[sent].to(device) for name, sent in names.items() if sent in weights}
         with torch.no_grad():
             output = torch.func.functional_call(model, own, kwargs={"input_ids": ids, "use_cache": False})
         logprobs: Tensor = output.logits[0].float().log_softmax(-1).cpu()
@@ -61,7 +66,7 @@ def take_snapshot(
     """Write the weights to `path` and score the probes with them. `model` knows the names of its checkpoints."""
     from safetensors.torch import load_file, save_file
 
-    tensors = plain_tensors(weights, model)
+    tensors = plain_tensors(weights, None if is_adapter(weights) else model)
     path.unlink(missing_ok=True)  # not written over: workers may still have the last one mapped
     save_file(tensors, path)
     coarsest = max((tensor.dtype for tensor in tensors.values()), key=_epsilon)

@@ -19,16 +19,15 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
-from torch import nn
+from torch import Tensor, nn
 
+from leadline.engines.vllm_link import has_tls
 from leadline.engines.vllm_server import LOOPBACK, free_port
-from leadline.engines.vllm_snapshot import PROBE_PROMPT, PROBES, Score, Snapshot, probe_ids, take_snapshot
-from leadline.engines.vllm_worker import broadcast_group
+from leadline.engines.vllm_snapshot import PROBE_PROMPT, PROBE_TOP, PROBES, Score, Snapshot, probe_ids, take_snapshot
+from leadline.engines.vllm_worker import broadcast_backend, broadcast_group
 from leadline.errors import EngineError
 from leadline.types import Weights
 
-PROBE_TOP = 5
-"""Logprobs compared per probe: those of the most probable tokens, and of the one that was drawn."""
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.03}
 """Mean distance in nats between the two scorings that is rounding, by the coarser dtype of the two."""
 
@@ -36,7 +35,8 @@ Transport = Literal["file", "broadcast"]
 
 
 class ServerPush:
-    """A `WeightPush`: hands weights over through a file on the server's own host, and by broadcast (gloo) elsewhere.
+    """A `WeightPush`: hands weights over through a file on the server's own host, and by broadcast elsewhere
+    (NCCL between CUDA devices, else gloo).
 
     Weights are read once, at their first push; a server that comes back later gets those same ones.
     """
@@ -59,20 +59,33 @@ class ServerPush:
         self._score, self._model, self._name, self._transport = score, model, model_name, transport
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
+        self._device = "cpu" if model is None else next(model.parameters()).device.type
         self._probe_ids = probe_ids(vocab_size)
         self._folder = _new_folder()
         self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._snapshot: Snapshot | None = None
         self._lock = asyncio.Lock()
 
-    async def push(self, url: str, weights: Weights, version: int) -> None:
-        """The server at `url` has proved that it serves `weights`. Raises EngineError."""
+    async def prepare(self, weights: Weights, version: int) -> Tensor:
+        """The weights are read, and scored on the probes. Returns the policy's logprobs behind them, [probe, vocab]."""
+        return (await self.snapshot(weights, version)).expected
+
+    async def push(self, url: str, weights: Weights, version: int, name: str) -> str | None:
+        """The server at `url` has proved that it serves `weights`, and calls them `name`. Raises EngineError."""
         snapshot = await self.snapshot(weights, version)
         async with self._paused(url):
             receipts = await self.send(url, snapshot)
             await self._drop_caches(url)
+            await self.name_weights(url, name)
         check_receipts(url, receipts, snapshot)
         await self.check_probes(url, snapshot, str(receipts[0]["dtype"]))
+        return None
+
+    async def name_weights(self, url: str, name: str) -> None:
+        """The tokens that the server draws from now on are of weights with this name, if it tells such names."""
+        response = await self._request("POST", url, "/update_weight_version", {"new_version": name})
+        if response.status_code not in (404, 405):
+            _answer(url, "/update_weight_version", response)
 
     async def snapshot(self, weights: Weights, version: int) -> Snapshot:
         """The weights as they are sent, read once."""
@@ -91,17 +104,18 @@ class ServerPush:
 
     async def send(self, url: str, snapshot: Snapshot) -> list[dict[str, Any]]:
         """Hand the weights over. Returns the receipt of each worker."""
-        if (self._transport or _transport(url)) == "file":
+        if (self._transport or transport_for(url)) == "file":
             receipts = await self._call(url, "leadline_load", {"path": str(snapshot.path)})
         else:
             receipts = await self._broadcast(url, snapshot)
         return receipts
 
-    async def check_probes(self, url: str, snapshot: Snapshot, dtype: str) -> float:
+    async def check_probes(self, url: str, snapshot: Snapshot, dtype: str, model: str | None = None) -> float:
         """Mean distance in nats between the server's logprobs and the policy's. Raises EngineError past tolerance."""
+        model = model or self._name or (await self._get(url, "/v1/models"))["data"][0]["id"]
         prompts = [self._probe_ids[: PROBE_PROMPT + i] for i in range(PROBES)]
         body = {
-            "model": self._name or (await self._get(url, "/v1/models"))["data"][0]["id"],
+            "model": model,
             "prompt": prompts,
             "max_tokens": 1,
             "logprobs": PROBE_TOP,
@@ -163,10 +177,12 @@ class ServerPush:
         host = _own_address(url)
         port = free_port(host)
         described = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in snapshot.tensors.items()]
-        arguments = {"host": host, "port": port, "world": world, "tensors": described}
+        workers = [receipt["device"] for receipt in await self._call(url, "leadline_device", {})]
+        backend = broadcast_backend(self._device, workers)
+        arguments = {"host": host, "port": port, "world": world, "tensors": described, "backend": backend}
         receiving = asyncio.create_task(self._call(url, "leadline_receive", arguments))
         try:
-            await asyncio.to_thread(_send_all, snapshot, host, port, world)
+            await asyncio.to_thread(_send_all, snapshot, host, port, world, backend)
         except RuntimeError as error:
             await asyncio.wait([receiving], timeout=90)
             reason = receiving.exception() if receiving.done() else None
@@ -195,7 +211,9 @@ class ServerPush:
     async def _request(self, method: str, url: str, route: str, body: Mapping[str, Any] | None) -> httpx.Response:
         try:
             # no proxies of the environment: a loopback address is not theirs
-            async with httpx.AsyncClient(headers=self._headers, timeout=self._timeout_s, trust_env=False) as client:
+            async with httpx.AsyncClient(
+                headers=self._headers, timeout=self._timeout_s, trust_env=False, verify=has_tls(url)
+            ) as client:
                 return await client.request(method, url.rstrip("/") + route, json=body)
         except httpx.HTTPError as error:
             raise EngineError(
@@ -240,7 +258,8 @@ def _top_logprobs(choice: Mapping[str, Any]) -> dict[int, float]:
 
 def _answer(url: str, route: str, response: httpx.Response) -> Any:
     if response.is_success:
-        return response.json() if response.content else None
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        return response.json() if is_json else response.text
     advice = (
         "Start it with `leadline serve`, which opens the routes for weights and loads the worker extension."
         if response.status_code in (404, 405) or "leadline_" in response.text
@@ -252,7 +271,8 @@ def _answer(url: str, route: str, response: httpx.Response) -> Any:
     )
 
 
-def _transport(url: str) -> Transport:
+def transport_for(url: str) -> Transport:
+    """A file where the server is on this host, else a broadcast."""
     host = urlsplit(url).hostname or ""
     return "file" if host in LOOPBACK or host == socket.gethostname() else "broadcast"
 
@@ -265,7 +285,7 @@ def _own_address(url: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _send_all(snapshot: Snapshot, host: str, port: int, world: int) -> None:
-    group = broadcast_group(host, port, 0, world)
+def _send_all(snapshot: Snapshot, host: str, port: int, world: int, backend: str) -> None:
+    group = broadcast_group(host, port, 0, world, backend)
     for tensor in snapshot.tensors.values():
-        group.broadcast(tensor, 0).wait()
+        group.broadcast(tensor.cuda() if backend == "nccl" else tensor, 0).wait()

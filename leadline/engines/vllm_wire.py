@@ -6,6 +6,7 @@ Nothing here guesses. What a server may get wrong has one of four outcomes, by w
     no logprobs, or not as many as tokens (which one is missing is unknown)       NaN for every token of the completion
     a completion without tokens, or cut off by the server                         ABORT: it is asked to go on, or fails
     not an answer to the request at all (HTML, cut off, another n)                MalformedAnswer: asked again, thrice
+    tokens from weights that this run has not pushed (by their spans)             ForeignWeights: pushed, asked again
     an answer that no retry can mend (another vocabulary, another end, a 4xx)     EngineError
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from leadline.engines.vllm_spans import as_completions_choice, versions_by_spans
 from leadline.errors import EngineError
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
@@ -109,33 +111,44 @@ def request_body(ask: Ask, model: str) -> dict[str, Any]:
 # What comes back ------------------------------------------------------------------------------------------------------
 
 
-def read_completions(body: bytes, ask: Ask, version: int) -> list[Completion]:
-    """The completions of a 200 answer in the order of their draws; each token carries `version`.
+def read_completions(body: bytes, ask: Ask, version: int, named: Mapping[str, int] | None = None) -> list[Completion]:
+    """The completions of a 200 answer in the order of their draws.
 
-    Raises MalformedAnswer, and EngineError where the server serves another model or stops at other tokens.
+    Each token carries `version`; with `named`, the version of the weights that the server names beside it.
+    Raises MalformedAnswer, ForeignWeights, and EngineError where the server serves another model or stops elsewhere.
     """
-    return [_completion(choice, ask, version) for choice in read_choices(body, ask.n)]
+    return [_completion(choice, ask, version, named) for choice in read_choices(body, ask.n)]
 
 
 def read_choices(body: bytes, n: int) -> list[Mapping[str, Any]]:
-    """The `n` choices by their index. Raises MalformedAnswer."""
+    """The `n` choices by their index, whichever route answered. Raises MalformedAnswer."""
     try:
-        choices = json.loads(body)["choices"]
-        by_index = {choice["index"]: choice for choice in choices}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        answer = json.loads(body)
+        choices = answer["choices"]
+        by_index = {choice["index"]: as_completions_choice(choice, answer) for choice in choices}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedAnswer(f"it is no answer of /v1/completions ({quoted(body)})") from error
     if len(choices) != n or by_index.keys() != set(range(n)):
         raise MalformedAnswer(f"it has the choices {[choice['index'] for choice in choices][:20]} of n = {n}")
     return [by_index[i] for i in range(n)]
 
 
-def _completion(choice: Mapping[str, Any], ask: Ask, version: int) -> Completion:
+def _completion(choice: Mapping[str, Any], ask: Ask, version: int, named: Mapping[str, int] | None) -> Completion:
     ids = _token_ids(choice, ask)
     _check_prompt(choice, ask)
     if not ids:
         return Completion((), (), (), FinishReason.ABORT)
     reason = _finish_reason(choice, ids, ask)
-    return Completion(ids, _logprobs(choice, len(ids)), (version,) * len(ids), reason)
+    return Completion(ids, _logprobs(choice, len(ids)), _versions(choice, len(ids), version, named), reason)
+
+
+def _versions(choice: Mapping[str, Any], count: int, version: int, named: Mapping[str, int] | None) -> tuple[int, ...]:
+    if named is None:
+        return (version,) * count
+    try:
+        return versions_by_spans(choice.get("weight_versions"), count, named)
+    except ValueError as error:
+        raise MalformedAnswer(str(error)) from error
 
 
 def _token_ids(choice: Mapping[str, Any], ask: Ask) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ output head that is tied to the embedding, and the experts of a mixture of exper
 """
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +29,7 @@ class WorkerExtension:
 
     vllm_config: Any
     model_runner: Any
+    device: Any
 
     def leadline_load(self, path: str) -> dict[str, Any]:
         """Serve the weights in the safetensors file at `path`."""
@@ -41,14 +42,34 @@ class WorkerExtension:
             return {"refused": f"{path} cannot be read: {error}"}
         return serve_weights(self, weights)
 
-    def leadline_receive(self, host: str, port: int, world: int, tensors: list[list[Any]]) -> dict[str, Any]:
+    def leadline_device(self) -> dict[str, Any]:
+        """The kind of device on which the worker computes."""
+        return {"device": str(self.device.type)}
+
+    def leadline_receive(
+        self, host: str, port: int, world: int, tensors: list[list[Any]], backend: str
+    ) -> dict[str, Any]:
         """Serve the weights that the trainer broadcasts; `tensors` lists name, dtype and shape in their order."""
         rank = 1 + int(self.vllm_config.parallel_config.rank)
+        device = self.device if backend == "nccl" else torch.device("cpu")
         try:
-            weights = dict(_received(broadcast_group(host, port, rank, world), tensors))
+            weights = dict(_received(broadcast_group(host, port, rank, world, backend), tensors, device))
         except RuntimeError as error:
             return {"refused": f"the trainer at {host}:{port} was lost while it sent the weights: {error}"}
         return serve_weights(self, weights)
+
+    def leadline_adapter(self) -> dict[str, Any]:
+        """The receipt for the adapter that was loaded last: fingerprints of its tensors where they lie in the worker."""
+        if getattr(self.vllm_config, "lora_config", None) is None:
+            return {"refused": "it was started without --enable-lora"}
+        adapters = self.model_runner.lora_manager._adapter_manager.list_adapters()
+        if not adapters:
+            return {"refused": "it holds no adapter"}
+        newest = adapters[max(adapters)]  # vLLM counts its adapters
+        return {
+            "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
+            "held": [fingerprint(tensor) for module in newest.loras.values() for tensor in _matrices(module)],
+        }
 
 
 def serve_weights(worker: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -56,6 +77,8 @@ def serve_weights(worker: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     from vllm.config import set_current_vllm_config
 
     model, config = worker.model_runner.get_model(), worker.vllm_config
+    if getattr(config, "lora_config", None) is not None:
+        return {"refused": "it was started for adapters (--enable-lora), and its layers take no other weights"}
     tied = bool(getattr(config.model_config.hf_text_config, "tie_word_embeddings", False))
     if reason := _objection(weights, _checkpoint_shapes(worker), tied=tied):
         return {"refused": reason}
@@ -72,7 +95,12 @@ def serve_weights(worker: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def fingerprints(weights: Mapping[str, Tensor]) -> dict[str, int]:
     """CRC-32 of the bytes of each tensor: equal on both sides of a push, whatever carried it."""
-    return {name: zlib.crc32(_bytes(tensor)) for name, tensor in weights.items()}
+    return {name: fingerprint(tensor) for name, tensor in weights.items()}
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """CRC-32 of the bytes."""
+    return zlib.crc32(_bytes(tensor))
 
 
 def live_fingerprints(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, int]:
@@ -85,20 +113,34 @@ def live_fingerprints(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[s
     return fingerprints(live)
 
 
-def broadcast_group(host: str, port: int, rank: int, world: int, timeout: float = 60.0) -> Any:
+def broadcast_backend(trainer: str, workers: Collection[str]) -> str:
+    """`nccl` where both sides compute on CUDA devices; else `gloo`, which every machine has."""
+    return "nccl" if {trainer, *workers} == {"cuda"} else "gloo"
+
+
+def broadcast_group(host: str, port: int, rank: int, world: int, backend: str = "gloo", timeout: float = 60.0) -> Any:
     """A process group of its own over TCP; rank 0 is the trainer. Touches no global group."""
-    from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+    import torch.distributed
+
+    distributed: Any = torch.distributed
 
     limit = timedelta(seconds=timeout)
-    store = TCPStore(host, port, world, rank == 0, limit)
-    return ProcessGroupGloo(PrefixStore("leadline", store), rank, world, limit)
+    store = distributed.TCPStore(host, port, world, rank == 0, limit)
+    group = distributed.ProcessGroupNCCL if backend == "nccl" else distributed.ProcessGroupGloo
+    return group(distributed.PrefixStore("leadline", store), rank, world, limit)
 
 
-def _received(group: Any, tensors: list[list[Any]]) -> Iterable[tuple[str, Tensor]]:
+def _received(group: Any, tensors: list[list[Any]], device: torch.device) -> Iterable[tuple[str, Tensor]]:
     for name, dtype, shape in tensors:
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         group.broadcast(tensor, 0).wait()
-        yield name, tensor
+        yield name, tensor.cpu()  # a whole second model has no room on the device
+
+
+def _matrices(module: Any) -> list[Tensor]:
+    """A and B of an adapted layer; of each of the layers that vLLM has put together as one (query, key and value)."""
+    sides = [side if isinstance(side, list) else [side] for side in (module.lora_a, module.lora_b)]
+    return [tensor for side in sides for tensor in side if tensor is not None]
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -32,5 +32,9 @@ class Model(Section):
     """LoRA scale: the adapter's output is multiplied by lora_alpha / lora_rank."""
     lora_targets: Strings = ()
     """Module names that get an adapter; empty = all linear layers but the head."""
+    add_special_tokens: Strings = ()
+    """Tokens that the tokenizer gets as special ones, unless it has them, e.g. ["<answer>", "</answer>"]. A new row
+    of the embedding (and of the head) begins as the mean of those of the tokens that spelled it before; checkpoints hold
+    tokens and rows."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Passed to `apply_chat_template`, e.g. {enable_thinking = false}."""

@@ -34,13 +34,18 @@ class Sampling(Section):
 class EngineSettings(Section):
     """What samples."""
 
-    kind: Literal["hf", "scripted", "vllm"] = "hf"
-    """`hf`: transformers in this process. `vllm`: vLLM servers. `scripted`: replays a script, for tests and --dry-run."""
+    kind: Literal["hf", "scripted", "vllm", "vllm_inprocess"] = "hf"
+    """`hf`: transformers in this process. `vllm`: vLLM servers. `vllm_inprocess`: vLLM in this process, on the trainer's
+    own device. `scripted`: replays a script, for tests and --dry-run."""
     dtype: Dtype | None = None
     """hf: sample from a copy of the weights in this dtype. None = the policy's own weights (a copy when
     `rollout.max_staleness` > 0, for then it samples while they change)."""
     max_batch: int = Field(128, ge=1)
-    """hf: most completions decoded at once. vllm: most under way on one server (a larger group goes alone)."""
+    """hf, vllm_inprocess: most completions decoded at once. vllm: most under way on one server (a larger group goes
+    alone)."""
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """vllm without urls, vllm_inprocess: memory for keys and values. None = on a CPU 0.5; on an accelerator what is left
+    of it for a server (which then cannot share it with the trainer), and 4 in process."""
     urls: Strings = ()
     """vllm: addresses of the servers; empty = start one. An API key is taken from the environment: VLLM_API_KEY."""
     model_name: str | None = None
@@ -50,7 +55,11 @@ class EngineSettings(Section):
     patience_s: float = Field(300.0, ge=0)
     """vllm: how long a run waits for a server to answer again before it stops."""
     on_new_weights: Literal["continue", "drain"] = "continue"
-    """vllm: completions under way keep their tokens and go on with the new weights, or are finished first."""
+    """vllm, vllm_inprocess: completions under way keep their tokens and go on with the new weights, or are finished
+    first."""
+    lora: Literal["merge", "push"] = "merge"
+    """vllm with model.lora_rank: what a server is given. `merge`: the base with the adapter merged into it. `push`: the
+    adapter alone, a small part of the bytes; the server must have been started with `leadline serve --lora-rank`."""
     raw_logprobs: Literal["refuse", "convert"] = "refuse"
     """vllm: what to do with a server that reports logprobs from before temperature and truncation, where they matter:
     stop, or ask for those of all likely tokens and convert (exact; slow unless top_k is small)."""
@@ -67,6 +76,9 @@ class RolloutSettings(Section):
     """Steps by which a trained token may lag behind the policy. 0 = synchronous."""
     refill: int = Field(0, ge=0)
     """Dynamic sampling: draw up to this many further groups a step to replace those without signal. 0 = off."""
+    replay_max_staleness: int = Field(0, ge=0)
+    """Groups with signal are kept until their tokens are so many steps old, and each may stand in once for a group without
+    signal (that no refill has replaced). Above max_staleness. 0 = no replay."""
     max_failed_fraction: float = Field(0.5, ge=0, le=1)
     """A step in which more rollouts than this failed (reward raised or timed out, engine aborted) stops the run."""
     max_steps_without_signal: int = Field(20, ge=1)

@@ -7,6 +7,20 @@ from pydantic import Field
 from leadline.settings.section import Section
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+CheckName = Literal[
+    "tokenizer",
+    "terminators",
+    "special_tokens",
+    "reasoning",
+    "lengths",
+    "rewards",
+    "reference",
+    "optimizer",
+    "memory",
+    "weights",
+    "parity",
+    "dry_step",
+]
 
 
 class Evaluation(Section):
@@ -43,5 +57,15 @@ class Run(Section):
     """The last so many steps are kept at token level in `blackbox/`."""
     rollouts_every: int = Field(1, ge=0)
     """Steps between files in `rollouts/`; 0 = none."""
+    mismatch_every: int = Field(20, ge=0)
+    """Steps between measurements of the gap between engine and trainer on fresh completions, which split it into
+    rounding, staleness and faults (`mismatch/...`). 0 = never."""
+    stall_warning_s: float = Field(300.0, gt=0)
+    """After so many seconds in which nothing begins or ends, the screen and `stalls.jsonl` say who waits for whom."""
+    stall_limit_s: float = Field(3600.0, gt=0)
+    """After so many, the run stops with a checkpoint. To be longer than one update, and than one group's generation."""
+    skip_checks: tuple[CheckName, ...] = Field((), strict=False)
+    """Checks of the preflight that are left out, by name. All others are made before the first step, and one that finds
+    something wrong stops the run."""
     trackers: tuple[TrackerName, ...] = Field((), strict=False)
     """Further places to log metrics to."""

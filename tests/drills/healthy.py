@@ -51,6 +51,8 @@ HEALTHY: tuple[Drill, ...] = (
     healthy("lora", model={"lora_rank": 4}, optimizer={"learning_rate": 1e-3}),
     healthy("lora-kl", model={"lora_rank": 4}, optimizer={"learning_rate": 1e-3}, objective={"beta": 0.05}),
     healthy("refill", rewards=[reward("rarely")], rollout={"refill": 6}),
+    healthy("replay", rewards=[reward("rarely")], rollout={"replay_max_staleness": 4}),
+    healthy("replay-async", rewards=[reward("rarely")], rollout={"replay_max_staleness": 4, "max_staleness": 1}),
     healthy("two-epochs", optimizer={"epochs_per_batch": 2}),
     healthy("four-minibatches", optimizer={"minibatches": 4}),
     healthy("epochs-and-minibatches", optimizer={"minibatches": 2, "epochs_per_batch": 2}),

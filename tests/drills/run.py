@@ -160,7 +160,6 @@ def _session(parts: Parts, path: Path, *, resume: bool) -> Session:
         Screen(config, console=Console(file=io.StringIO(), width=200)),
         trackers=[],
         stopping=lambda: False,
-        position=0,
     )
     if resume:
         _restore(session)

@@ -13,7 +13,8 @@ from tests.drills.run import Drill, run_into
 SHORT_FAULTS = [drill for drill in FAULTS if drill.sections.get("run", {}).get("steps") == 8]
 ONE_OF_EACH_CAUSE = list({drill.cause: drill for drill in reversed(SHORT_FAULTS)}.values())[::-1]
 ODD_LOOKS = (
-    "loss-gspo kl-k3 async-2 sparse-reward resumed bfloat16-engine lora refill epochs-and-minibatches top-p stop-strings"
+    "loss-gspo kl-k3 async-2 sparse-reward resumed bfloat16-engine lora refill replay-async epochs-and-minibatches top-p "
+    "stop-strings"
 ).split()
 SOME_HEALTHY = [drill for drill in HEALTHY if drill.name in ODD_LOOKS]
 

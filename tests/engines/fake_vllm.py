@@ -76,6 +76,8 @@ class FakeVLLM:
         self.healthy: bool | None = True
         """None: /health is never answered."""
         self.unknown_routes: set[str] = set()
+        self.tells_versions = False
+        """It has vLLM's own route for tokens, which says which weights drew which of them (in `weight_versions`)."""
         self.requests: list[Body] = []
         self.paths: list[str] = []
         self.weights: Any = "the command line's"
@@ -155,6 +157,8 @@ class FakeVLLM:
                 return _json({"status": "aborted"})
             case "/v1/completions":
                 return await self._complete(request)
+            case "/inference/v1/generate" if self.tells_versions:
+                return Reply(405) if method == "GET" else await self._generate(request)
         return Reply(404, b'{"detail":"Not Found"}')
 
     async def _complete(self, request: Body) -> Reply:
@@ -174,6 +178,18 @@ class FakeVLLM:
             answer = trouble(request, answer)
         return answer if isinstance(answer, Reply) else _json(answer)
 
+    async def _generate(self, request: Body) -> Reply:
+        """The same completions by vLLM's own route, with the spans that `draw` left in them."""
+        knobs = request["sampling_params"]
+        reply = await self._complete({**knobs, "model": request["model"], "prompt": request["token_ids"]})
+        if reply.status != 200:
+            return reply
+        answer = json.loads(reply.body)
+        for choice in answer["choices"]:
+            values = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+            choice["logprobs"] = {"content": [{"token_id": i, "logprob": x, "top_logprobs": []} for i, x in values]}
+        return _json({**answer, "prompt_token_ids": request["token_ids"]})
+
 
 class FakePush:
     """Weights go over as the object they are."""
@@ -185,7 +201,10 @@ class FakePush:
         """One push each, in order: run before the weights are there."""
         self.busy_during_push: list[int] = []
 
-    async def push(self, url: str, weights: Weights, version: int) -> None:
+    async def prepare(self, weights: Weights, version: int) -> None:
+        pass
+
+    async def push(self, url: str, weights: Weights, version: int, name: str) -> None:
         server = next(server for server in self.servers if server.url == url)
         self.pushes.append((url, version))
         self.busy_during_push.append(server.running)
@@ -194,7 +213,7 @@ class FakePush:
             await self.failures.popleft()(server)
         if not server.serving:
             raise EngineError(f"{url} is gone")
-        server.weights = weights
+        server.weights, server.weight_version = weights, name
 
 
 def _choice(index: int, drawn: Body) -> Body:
@@ -211,6 +230,7 @@ def _choice(index: int, drawn: Body) -> Body:
         "finish_reason": drawn["finish_reason"],
         "stop_reason": drawn.get("stop_reason"),
         "token_ids": ids,
+        "weight_versions": drawn.get("weight_versions"),
     }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from leadline.engines.hf import HFEngine
 from leadline.engines.vllm_http import VLLMEngine
+from leadline.engines.vllm_snapshot import PROBE_PROMPT, Score, probe_ids
 from leadline.models import Loaded
 from leadline.settings.rollout import EngineSettings, Sampling
 from leadline.types import Completion, FinishReason, Prompt, Weights
@@ -22,6 +23,10 @@ class ServedModel:
         self.loaded = loaded
         self.settings = EngineSettings(kind="vllm", **settings)
         self.server = FakeVLLM(self._draw)
+        self.score: Score | None = None
+        """The policy's: with it, the server's logprobs are examined before it serves."""
+        self.said: list[str] = []
+        self.probe_ids = probe_ids(loaded.model.config.vocab_size)
         self.client: VLLMEngine | None = None
         self._starting = asyncio.Lock()
 
@@ -37,7 +42,10 @@ class ServedModel:
             await self.server.kill()
         await self.model.close()
 
-    async def push(self, url: str, weights: Weights, version: int) -> None:
+    async def prepare(self, weights: Weights, version: int) -> Any:
+        return None if self.score is None else self.score(weights, self.probe_ids)[PROBE_PROMPT - 1 : -1]
+
+    async def push(self, url: str, weights: Weights, version: int, name: str) -> None:
         await self.model.load_weights(weights, version)
 
     async def _client(self) -> VLLMEngine:
@@ -53,6 +61,7 @@ class ServedModel:
                     settings=self.settings,
                     push=self,
                     tokenizer=self.loaded.tokenizer,
+                    say=self.said.append,
                 )
         return self.client
 

@@ -1,6 +1,8 @@
 """What every engine promises (`leadline/engines/base.py`), checked on each.
 
 A new engine joins by an entry in ENGINES: how to make it, and how far its logprobs may lie from a plain forward.
+`vllm_http` speaks with a server that stands in for vLLM; `vllm_server` and `vllm_inprocess` are the real one, with tied
+and with untied embeddings.
 """
 
 import asyncio
@@ -8,13 +10,11 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import WordLevel
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
 
 from leadline.engines.base import Engine
 from leadline.engines.hf import HFEngine
@@ -25,6 +25,7 @@ from leadline.objective.sampling import processed_logits
 from leadline.settings.model import Model
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
+from tests.engines.real_vllm import KEY, TOLERANCE, InProcess, OnServer, real_vllm, tied, untied, words
 from tests.engines.served_model import ServedModel
 
 NO_EOS: frozenset[int] = frozenset()
@@ -37,23 +38,48 @@ class Kind:
     tolerance: float
     """Largest distance of a logprob from a plain forward of the same model in `dtype`, in nats."""
     dtype: torch.dtype = torch.float32
+    model: Callable[[int], Loaded] | None = None
+    """By its seed; None = `tiny`, with whichever tokenizer a test likes."""
+
+    def loaded(self, seed: int = 0, eos_ids: frozenset[int] = NO_EOS, tokenizer: Any = None) -> Loaded:
+        """A model that this engine can sample from."""
+        loaded = replace(tiny(seed) if self.model is None else self.model(seed), eos_ids=eos_ids)
+        return loaded if tokenizer is None or self.model is not None else replace(loaded, tokenizer=tokenizer)
 
 
 def hf(**options: object) -> Callable[[Loaded], Engine]:
     return lambda loaded: HFEngine(loaded.model, tokenizer=loaded.tokenizer, eos_ids=loaded.eos_ids, **options)
 
 
-ENGINES = {
+IN_MEMORY = {
     "hf": Kind(hf(), 1e-4),
     "hf_copy": Kind(hf(own_copy=True), 1e-4),
     "hf_bfloat16": Kind(hf(dtype="bfloat16"), 0.06, torch.bfloat16),
     "vllm_http": Kind(ServedModel, 1e-4),
+    "scripted": Kind(
+        lambda loaded: ScriptedEngine(echo_script(260, loaded.eos_ids, 64), delay=lambda prompt: 0.05), 0.0
+    ),
 }
-SCRIPTED = Kind(lambda loaded: ScriptedEngine(echo_script(260, loaded.eos_ids, 64), delay=lambda prompt: 0.05), 0.0)
+ENGINES = ["hf", "hf_copy", "hf_bfloat16", "vllm_http"]
+REAL = [pytest.param(name, marks=real_vllm) for name in ("vllm_server", "vllm_inprocess")]
 
-engines = pytest.mark.parametrize("kind", ENGINES.values(), ids=ENGINES.keys())
-float32_engines = pytest.mark.parametrize("kind", [ENGINES["hf"], ENGINES["hf_copy"]], ids=["hf", "hf_copy"])
-all_engines = pytest.mark.parametrize("kind", [*ENGINES.values(), SCRIPTED], ids=[*ENGINES.keys(), "scripted"])
+engines = pytest.mark.parametrize("kind", [*ENGINES, *REAL], indirect=True)
+byte_engines = pytest.mark.parametrize("kind", ENGINES, indirect=True)
+float32_engines = pytest.mark.parametrize("kind", ["hf", "hf_copy"], indirect=True)
+all_engines = pytest.mark.parametrize("kind", [*ENGINES, *REAL, "scripted"], indirect=True)
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
+    if request.param == "vllm_server":
+        monkeypatch.setenv("VLLM_API_KEY", KEY)
+        running = request.getfixturevalue("servers").get("tied")
+        return Kind(lambda loaded: OnServer(running, loaded), TOLERANCE, model=tied)
+    if request.param == "vllm_inprocess":
+        engine = request.getfixturevalue("vllm_here")
+        return Kind(lambda loaded: InProcess(engine, loaded), TOLERANCE, model=untied)
+    return IN_MEMORY[request.param]
+
 
 PROMPTS = [
     Prompt(index=i, text="", token_ids=tuple(range(5 + i, 5 + i + length)))
@@ -124,11 +150,15 @@ def first_seen_at(token_ids: Sequence[int], position: int) -> int:
     return next(t for t in range(position, len(token_ids)) if token_ids[t] not in token_ids[:t])
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """Id 17 is the string `[17]`: tokens of several characters, so a stop string can end inside one."""
-    backend = Tokenizer(WordLevel({f"[{i}]": i for i in range(260)}))
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
+def same(groups: Sequence[Sequence[Completion]], others: Sequence[Sequence[Completion]]) -> bool:
+    """The same tokens, and logprobs that are equal but for rounding, which depends on what else is in a batch."""
+    pairs = [pair for group, other in zip(groups, others, strict=True) for pair in zip(group, other, strict=True)]
+    return all(
+        a.token_ids == b.token_ids
+        and a.finish_reason is b.finish_reason
+        and a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+        for a, b in pairs
+    )
 
 
 # Tokens and logprobs --------------------------------------------------------------------------------------------------
@@ -136,7 +166,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 @all_engines
 def test_a_group_has_n_completions_with_one_finite_logprob_and_one_version_per_token(kind: Kind) -> None:
-    for group in generate(kind, tiny(), Sampling(max_tokens=20), n=3):
+    for group in generate(kind, kind.loaded(), Sampling(max_tokens=20), n=3):
         assert len(group) == 3
         for completion in group:
             assert 0 < len(completion.token_ids) == len(completion.logprobs) == len(completion.policy_versions)
@@ -148,7 +178,7 @@ def test_a_group_has_n_completions_with_one_finite_logprob_and_one_version_per_t
 def test_logprobs_are_those_of_a_plain_forward_under_the_distribution_that_was_sampled(
     kind: Kind, sampling: Sampling
 ) -> None:
-    loaded = tiny()
+    loaded = kind.loaded()
     model = in_dtype(loaded.model, kind.dtype)
     groups = generate(kind, loaded, sampling, PROMPTS)
     distance = torch.cat(
@@ -163,9 +193,9 @@ def test_logprobs_are_those_of_a_plain_forward_under_the_distribution_that_was_s
     assert (distance.median() if truncates else distance.max()) < kind.tolerance
 
 
-@engines
+@byte_engines
 def test_logprobs_of_a_model_with_tied_embeddings_are_those_of_a_plain_forward(kind: Kind) -> None:
-    loaded = tiny()
+    loaded = kind.loaded()
     shape = copy.deepcopy(loaded.model.config)
     shape.tie_word_embeddings, shape.initializer_range = True, 0.15
     torch.manual_seed(0)
@@ -178,9 +208,9 @@ def test_logprobs_of_a_model_with_tied_embeddings_are_those_of_a_plain_forward(k
 
 @engines
 def test_greedy_takes_the_most_probable_token_and_does_so_again(kind: Kind) -> None:
-    loaded, sampling = tiny(), Sampling(max_tokens=16, temperature=0)
+    loaded, sampling = kind.loaded(), Sampling(max_tokens=16, temperature=0)
     completion = first(kind, loaded, sampling)
-    assert completion == first(kind, loaded, sampling)
+    assert same([[completion]], [[first(kind, loaded, sampling)]])
     ids = list(PROMPTS[0].token_ids)
     for token in completion.token_ids:
         logits = in_dtype(loaded.model, kind.dtype)(input_ids=torch.tensor([ids])).logits[0, -1].float()
@@ -190,15 +220,15 @@ def test_greedy_takes_the_most_probable_token_and_does_so_again(kind: Kind) -> N
 
 @engines
 def test_completions_of_a_group_differ_and_are_drawn_again_alike(kind: Kind) -> None:
-    loaded, sampling = tiny(), Sampling(max_tokens=12)
+    loaded, sampling = kind.loaded(), Sampling(max_tokens=12)
     groups = generate(kind, loaded, sampling, n=4)
-    assert groups == generate(kind, loaded, sampling, n=4)
+    assert same(groups, generate(kind, loaded, sampling, n=4))
     assert len({completion.token_ids for group in groups for completion in group}) == 8
 
 
 @float32_engines
 def test_a_ragged_batch_holds_what_each_prompt_gives_alone(kind: Kind) -> None:
-    loaded, sampling = tiny(), Sampling(max_tokens=24)
+    loaded, sampling = kind.loaded(), Sampling(max_tokens=24)
     together = generate(kind, loaded, sampling, PROMPTS, n=3)
     alone = [generate(kind, loaded, sampling, [prompt], n=3)[0] for prompt in PROMPTS]
     for group, expected in zip(together, alone, strict=True):
@@ -212,7 +242,7 @@ def test_a_ragged_batch_holds_what_each_prompt_gives_alone(kind: Kind) -> None:
 
 @engines
 def test_the_limit_ends_a_completion_as_length(kind: Kind) -> None:
-    completion = first(kind, tiny(), Sampling(max_tokens=5))
+    completion = first(kind, kind.loaded(), Sampling(max_tokens=5))
     assert completion.finish_reason is FinishReason.LENGTH
     assert completion.truncated
     assert len(completion.token_ids) == 5
@@ -221,51 +251,53 @@ def test_the_limit_ends_a_completion_as_length(kind: Kind) -> None:
 @engines
 @pytest.mark.parametrize("others", [(), (258, 257)], ids=["only", "one_of_three"])
 def test_each_eos_id_ends_a_completion_as_eos_and_is_kept(kind: Kind, others: tuple[int, ...]) -> None:
-    free = first(kind, tiny(), Sampling(max_tokens=20)).token_ids
+    free = first(kind, kind.loaded(), Sampling(max_tokens=20)).token_ids
     end = first_seen_at(free, 6)
-    completion = first(kind, tiny(eos_ids=frozenset({free[end], *others})), Sampling(max_tokens=20))
+    completion = first(kind, kind.loaded(eos_ids=frozenset({free[end], *others})), Sampling(max_tokens=20))
     assert completion.finish_reason is FinishReason.EOS
     assert completion.token_ids == free[: end + 1]
 
 
 @engines
 def test_eos_at_the_limit_is_eos_and_not_length(kind: Kind) -> None:
-    free = first(kind, tiny(), Sampling(max_tokens=20)).token_ids
+    free = first(kind, kind.loaded(), Sampling(max_tokens=20)).token_ids
     end = first_seen_at(free, 6)
-    completion = first(kind, tiny(eos_ids=frozenset({free[end]})), Sampling(max_tokens=end + 1))
+    completion = first(kind, kind.loaded(eos_ids=frozenset({free[end]})), Sampling(max_tokens=end + 1))
     assert completion.finish_reason is FinishReason.EOS
     assert not completion.truncated
 
 
 @engines
 def test_eos_as_first_token_is_kept(kind: Kind) -> None:
-    free = first(kind, tiny(), Sampling(max_tokens=1)).token_ids
-    completion = first(kind, tiny(eos_ids=frozenset(free)), Sampling(max_tokens=20))
+    free = first(kind, kind.loaded(), Sampling(max_tokens=1)).token_ids
+    completion = first(kind, kind.loaded(eos_ids=frozenset(free)), Sampling(max_tokens=20))
     assert (completion.token_ids, completion.finish_reason) == (free, FinishReason.EOS)
 
 
 @engines
 def test_a_stop_token_ends_a_completion_as_stop_and_is_kept(kind: Kind) -> None:
-    free = first(kind, tiny(), Sampling(max_tokens=20)).token_ids
+    free = first(kind, kind.loaded(), Sampling(max_tokens=20)).token_ids
     end = first_seen_at(free, 6)
-    completion = first(kind, tiny(), Sampling(max_tokens=20, stop_token_ids=(258, free[end])))
+    completion = first(kind, kind.loaded(), Sampling(max_tokens=20, stop_token_ids=(258, free[end])))
     assert completion.finish_reason is FinishReason.STOP
     assert completion.token_ids == free[: end + 1]
 
 
 @engines
 @pytest.mark.parametrize(
-    "stop",
-    ["[{b}]", "{a}][{b}]", "{a}][{b}", "[{a}][{b}][{c}]"],
-    ids=["one_token", "two_tokens", "inside_a_token", "three_tokens"],
+    ("stop", "include_stop"),
+    [("[{b}]", True), ("{a}][{b}]", False), ("{a}][{b}", True), ("[{a}][{b}][{c}]", False)],
+    ids=["one_token", "two_tokens_cut_from_text", "inside_a_token", "three_tokens_cut_from_text"],
 )
-def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(kind: Kind, stop: str) -> None:
-    loaded = replace(tiny(), tokenizer=word_tokenizer())
+def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(
+    kind: Kind, stop: str, include_stop: bool
+) -> None:
+    loaded = kind.loaded(tokenizer=words())
     free = first(kind, loaded, Sampling(max_tokens=20)).token_ids
     end = first_seen_at(free, 8)
     a, b, c = free[end - 1 : end + 2]
     last = end + 1 if "{c}" in stop else end
-    sampling = Sampling(max_tokens=20, stop=("never", stop.format(a=a, b=b, c=c)))
+    sampling = Sampling(max_tokens=20, stop=("never", stop.format(a=a, b=b, c=c)), include_stop=include_stop)
     completion = first(kind, loaded, sampling)
     assert completion.finish_reason is FinishReason.STOP
     assert completion.token_ids == free[: last + 1]
@@ -273,16 +305,16 @@ def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(kind: 
 
 @engines
 def test_a_stop_string_at_the_limit_is_stop_and_not_length(kind: Kind) -> None:
-    loaded = replace(tiny(), tokenizer=word_tokenizer())
+    loaded = kind.loaded(tokenizer=words())
     free = first(kind, loaded, Sampling(max_tokens=20)).token_ids
     end = first_seen_at(free, 8)
     completion = first(kind, loaded, Sampling(max_tokens=end + 1, stop=(f"[{free[end]}]",)))
     assert completion.finish_reason is FinishReason.STOP
 
 
-@engines
+@byte_engines
 def test_a_stop_string_of_several_bytes_is_found_across_tokens_of_one_byte(kind: Kind) -> None:
-    loaded = tiny()
+    loaded = kind.loaded()
     hot = Sampling(max_tokens=400, temperature=2.0)
     free = first(kind, loaded, hot).token_ids
     pieces = [loaded.tokenizer.decode(token) for token in free]
@@ -296,7 +328,7 @@ def test_a_stop_string_of_several_bytes_is_found_across_tokens_of_one_byte(kind:
 
 @engines
 def test_special_tokens_are_kept(kind: Kind) -> None:
-    loaded = tiny()
+    loaded = kind.loaded()
     special = set(loaded.tokenizer.all_special_ids)
     groups = generate(kind, loaded, Sampling(max_tokens=200, temperature=2.0), n=4)
     assert special & {token for group in groups for c in group for token in c.token_ids}
@@ -305,15 +337,16 @@ def test_special_tokens_are_kept(kind: Kind) -> None:
 @all_engines
 def test_close_returns_what_runs_as_aborted(kind: Kind) -> None:
     async def run() -> list[Completion]:
-        engine = kind.make(tiny())
-        running = asyncio.create_task(engine.generate(PROMPTS[0], 2, Sampling(max_tokens=1900)))
+        engine = kind.make(kind.loaded())
+        await engine.generate(PROMPTS[0], 1, Sampling(max_tokens=1))
+        running = asyncio.create_task(engine.generate(PROMPTS[0], 2, Sampling(max_tokens=900)))
         await asyncio.sleep(0.02)
         await engine.close()
         return await running
 
     completions = asyncio.run(run())
     assert [c.finish_reason for c in completions] == [FinishReason.ABORT] * 2
-    assert all(len(c.token_ids) < 1900 for c in completions)
+    assert all(len(c.token_ids) < 900 for c in completions)
 
 
 # Weights --------------------------------------------------------------------------------------------------------------
@@ -321,7 +354,7 @@ def test_close_returns_what_runs_as_aborted(kind: Kind) -> None:
 
 @all_engines
 def test_tokens_carry_the_version_that_was_loaded_last(kind: Kind) -> None:
-    loaded = tiny()
+    loaded = kind.loaded()
 
     async def run() -> list[Completion]:
         engine = kind.make(loaded)
@@ -337,7 +370,7 @@ def test_tokens_carry_the_version_that_was_loaded_last(kind: Kind) -> None:
 
 @engines
 def test_after_load_weights_logprobs_are_those_of_the_new_weights(kind: Kind) -> None:
-    policy, other, sampling = tiny(seed=0), tiny(seed=1), Sampling(max_tokens=12)
+    policy, other, sampling = kind.loaded(seed=0), kind.loaded(seed=1), Sampling(max_tokens=12)
 
     async def run() -> Completion:
         engine = kind.make(policy)
@@ -351,13 +384,13 @@ def test_after_load_weights_logprobs_are_those_of_the_new_weights(kind: Kind) ->
     completion = asyncio.run(run())
     expected = plain_logprobs(in_dtype(other.model, kind.dtype), PROMPTS[1], completion, sampling)
     assert (torch.tensor(completion.logprobs) - expected).abs().max() < kind.tolerance
-    old = plain_logprobs(in_dtype(tiny(seed=0).model, kind.dtype), PROMPTS[1], completion, sampling)
+    old = plain_logprobs(in_dtype(kind.loaded(seed=0).model, kind.dtype), PROMPTS[1], completion, sampling)
     assert (torch.tensor(completion.logprobs) - old).abs().max() > 0.5
 
 
 def test_a_bfloat16_copy_reports_its_own_logprobs_which_lie_close_to_those_of_the_policy() -> None:
     loaded, sampling = tiny(), Sampling(max_tokens=32)
-    [group] = generate(ENGINES["hf_bfloat16"], loaded, sampling, PROMPTS[:1], 4)
+    [group] = generate(IN_MEMORY["hf_bfloat16"], loaded, sampling, PROMPTS[:1], 4)
     gap = torch.cat(
         [torch.tensor(c.logprobs) - plain_logprobs(loaded.model, PROMPTS[0], c, sampling) for c in group]
     ).abs()

@@ -16,6 +16,7 @@ from transformers.models.qwen3 import Qwen3Config
 
 from leadline.engines import hf_cache
 from leadline.engines.hf import HFEngine
+from leadline.engines.hf_cache import RowCache
 from leadline.errors import EngineError
 from leadline.models import Loaded, load_model, merged_weights
 from leadline.settings.model import Model
@@ -106,17 +107,46 @@ def test_a_group_that_comes_later_joins_the_running_ones_and_draws_the_same() ->
     engine = make(loaded)
     finished = []
 
-    async def one(prompt: Prompt, delay: float) -> list[Completion]:
-        await asyncio.sleep(delay)
+    async def one(prompt: Prompt) -> list[Completion]:
+        while prompt.index and (not (rows := engine._decoder._rows) or len(rows[0].token_ids) < 20 * prompt.index):
+            await asyncio.sleep(0)
         group = await engine.generate(prompt, 2, sampling)
         finished.append((prompt.index, engine._decoder.busy))
         return group
 
     async def run() -> list[list[Completion]]:
-        return await asyncio.gather(*(one(prompt, 0.02 * i) for i, prompt in enumerate(PROMPTS)))
+        return await asyncio.gather(*map(one, PROMPTS))
 
     assert tokens(asyncio.run(run())) == expected
     assert finished[0] == (0, True)  # it returned while others ran: nothing waited for a batch to end
+
+
+@pytest.mark.parametrize("max_batch", [128, 4])
+def test_storage_is_laid_out_once_for_as_many_tokens_as_may_be_drawn(
+    max_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts = []
+    resize = RowCache._resize
+    monkeypatch.setattr(RowCache, "_resize", lambda *args: (layouts.append(args[1:]), resize(*args))[1])
+    generate(make(tiny(), max_batch=max_batch), Sampling(max_tokens=60), PROMPTS[:1] * 3, 4)
+    assert len(layouts) == (1 if max_batch == 128 else 3)  # three batches in turn, each in an empty cache
+
+
+def test_a_row_that_takes_the_place_of_one_that_ended_is_not_laid_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = []
+    resize = RowCache._resize
+    monkeypatch.setattr(RowCache, "_resize", lambda *args: (layouts.append(args[1:]), resize(*args))[1])
+    loaded = tiny()
+    engine = make(loaded, max_batch=3)
+
+    async def run() -> list[Completion]:
+        lengths = [Sampling(max_tokens=n) for n in (60, 60, 4, 4, 4, 4, 4)]
+        groups = await asyncio.gather(*(engine.generate(PROMPTS[0], 1, sampling) for sampling in lengths))
+        return [completion for group in groups for completion in group]
+
+    for completion in asyncio.run(run()):
+        assert_exact(loaded.model, PROMPTS[0], completion)
+    assert len(layouts) == 1
 
 
 def test_groups_with_different_sampling_settings_each_get_their_own() -> None:

@@ -41,7 +41,6 @@ def weights(value: float = 0.0) -> dict[str, torch.Tensor]:
 def engine_for(
     *servers: FakeVLLM, push: FakePush | None = None, said: list[str] | None = None, **changes: Any
 ) -> VLLMEngine:
-    score = changes.pop("score", None)
     settings = EngineSettings(kind="vllm", **{"patience_s": 5.0, "request_timeout_s": 5.0, **changes})
     return VLLMEngine(
         [server.url for server in servers],
@@ -52,7 +51,6 @@ def engine_for(
         settings=settings,
         push=push or FakePush(*servers),
         tokenizer=None,
-        score=score,
         say=(said if said is not None else []).append,
     )
 
@@ -441,9 +439,11 @@ def test_patience_ends_with_an_error_that_names_the_trouble(how: str) -> None:
 
 def test_a_busy_server_is_no_dead_one() -> None:
     async def test(server: FakeVLLM) -> None:
-        engine = engine_for(server, patience_s=0.1, max_batch=2)
-        groups = await asyncio.gather(*(engine.generate(prompt(i), 2, SAMPLING) for i in range(4)))
-        assert len(groups) == 4
+        engine = engine_for(server, patience_s=1.0, max_batch=2)
+        started = time.perf_counter()
+        groups = await asyncio.gather(*(engine.generate(prompt(i), 2, SAMPLING) for i in range(6)))
+        assert time.perf_counter() - started > 1.0
+        assert len(groups) == 6
         await engine.close()
 
     with_servers(1, test, random_draw(token_s=0.03))
@@ -485,6 +485,115 @@ def test_no_request_spans_a_change_of_weights_and_versions_are_exact(mode: Any) 
     assert all(c.logprobs == tuple(-float(v) for v in c.policy_versions) for c in completions)
     spans = {len(set(c.policy_versions)) for c in completions}
     assert spans == {1} if mode == "drain" else max(spans) > 1
+
+
+class Going:
+    """Draws a token each 30 ms from the weights of that moment, which sign it: logprob -v for version v."""
+
+    def __init__(self, server: FakeVLLM) -> None:
+        self.server = server
+        self.drawn = 0
+
+    async def __call__(self, request: Body, aborted: asyncio.Event) -> list[Body]:
+        signed: list[tuple[str, float]] = []
+        for _ in range(request["max_tokens"]):
+            await asyncio.sleep(0.03)
+            weights = self.server.weights
+            signed.append((self.server.weight_version, -float(weights["w"][0]) if isinstance(weights, dict) else 0.0))
+            self.drawn += 1
+            if aborted.is_set():
+                break
+        names = list(dict.fromkeys(name for name, _ in signed))
+        first = {name: [n for n, _ in signed].index(name) for name in names}
+        ends = [*list(first.values())[1:], len(signed)]
+        spans = [{"version": n, "start": first[n], "end": end} for n, end in zip(names, ends, strict=True)]
+        choice = {
+            "token_ids": [7] * len(signed),
+            "token_logprobs": [value for _, value in signed],
+            "finish_reason": "abort" if aborted.is_set() else "length",
+            "weight_versions": spans,
+        }
+        return [choice] * request["n"]
+
+
+def test_where_the_server_tells_versions_a_request_spans_the_change_and_each_token_has_its_own() -> None:
+    async def test(server: FakeVLLM) -> list[Completion]:
+        server.draw, server.tells_versions = Going(server), True
+        push = FakePush(server)
+        engine = engine_for(server, push=push)
+        await engine.load_weights(weights(1), 1)
+        running = asyncio.create_task(engine.generate(prompt(), 2, SAMPLING))
+        for version in (2, 3):
+            await asyncio.sleep(0.12)
+            await engine.load_weights(weights(version), version)
+        completions = await running
+        assert len(server.requests) == 1, "nothing was aborted and asked again"
+        assert push.busy_during_push == [0, 1, 1]
+        await engine.close()
+        return completions
+
+    for completion in with_servers(1, test):
+        assert completion.finish_reason is FinishReason.LENGTH
+        assert set(completion.policy_versions) == {1, 2, 3}
+        assert completion.logprobs == tuple(-float(v) for v in completion.policy_versions)
+
+
+def test_with_drain_no_request_spans_a_change_although_the_server_could() -> None:
+    async def test(server: FakeVLLM) -> None:
+        server.draw, server.tells_versions = Going(server), True
+        push = FakePush(server)
+        engine = engine_for(server, push=push, on_new_weights="drain")
+        await engine.load_weights(weights(1), 1)
+        running = asyncio.create_task(engine.generate(prompt(), 2, SAMPLING))
+        await asyncio.sleep(0.12)
+        await engine.load_weights(weights(2), 2)
+        assert push.busy_during_push == [0, 0]
+        assert {v for c in await running for v in c.policy_versions} == {1}
+        await engine.close()
+
+    with_servers(1, test)
+
+
+def test_what_was_drawn_around_a_push_that_failed_does_not_count() -> None:
+    """Between a failed push and the next one a server that goes on may draw from anything."""
+
+    async def test(server: FakeVLLM) -> None:
+        server.draw, server.tells_versions = Going(server), True
+        push = FakePush(server)
+        engine = engine_for(server, push=push)
+        await engine.load_weights(weights(1), 1)
+
+        async def half(server: FakeVLLM) -> None:
+            await asyncio.sleep(0.6)  # the request ends meanwhile, with tokens of half-loaded weights
+            raise EngineError("the receipt does not match")
+
+        push.failures.append(half)
+        running = asyncio.create_task(engine.generate(prompt(), 2, SAMPLING))
+        await asyncio.sleep(0.1)
+        await engine.load_weights(weights(2), 2)
+        for completion in await running:
+            assert set(completion.policy_versions) == {2}
+            assert set(completion.logprobs) == {-2.0}
+        assert len(server.requests) == 2
+        await engine.close()
+
+    with_servers(1, test)
+
+
+def test_tokens_of_weights_that_were_not_pushed_do_not_count_and_the_server_is_pushed_to_again() -> None:
+    async def test(server: FakeVLLM) -> None:
+        server.draw, server.tells_versions = Going(server), True
+        push = FakePush(server)
+        engine = engine_for(server, push=push)
+        await engine.load_weights(weights(1), 1)
+        server.weight_version = "another run's"
+        server.weights = weights(9)
+        for completion in await engine.generate(prompt(), 1, SAMPLING):
+            assert set(completion.logprobs) == {-1.0}
+        assert [version for _, version in push.pushes] == [1, 1]
+        await engine.close()
+
+    with_servers(1, test)
 
 
 def test_a_server_that_cannot_abort_has_its_connections_cut_and_the_group_is_drawn_anew() -> None:
@@ -548,6 +657,22 @@ def test_a_push_that_fails_twice_on_a_server_that_is_well_is_an_error_and_nothin
         with pytest.raises(EngineError, match="failed twice"):
             await engine.generate(prompt(), 1, SAMPLING)
         assert server.requests == []
+        await engine.close()
+
+    with_servers(1, test)
+
+
+def test_a_push_that_breaks_in_an_unforeseen_way_ends_the_run_instead_of_waiting_for_ever() -> None:
+    class Broken(FakePush):
+        async def push(self, url: str, weights: Any, version: int, name: str) -> None:
+            raise KeyError("a bug")
+
+    async def test(server: FakeVLLM) -> None:
+        engine = engine_for(server, push=Broken(server))
+        with pytest.raises(KeyError, match="a bug"):
+            await engine.load_weights(weights(1), 1)
+        with pytest.raises(KeyError, match="a bug"):
+            await engine.generate(prompt(), 1, SAMPLING)
         await engine.close()
 
     with_servers(1, test)

@@ -1,161 +1,98 @@
-"""vLLM inside the process of the trainer. Skipped without vLLM; LEADLINE_REQUIRE_VLLM=1 forbids that.
+"""vLLM inside the process of the trainer: new weights between two steps, and memory that it yields.
 
-One engine for the whole file: vLLM starts once in a process.
+What every engine promises is in `test_contract.py`. One engine for all tests: vLLM starts once in a process.
 """
 
 import asyncio
-import importlib.util
-import os
-from collections.abc import Awaitable, Callable, Iterator
-from itertools import pairwise
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from leadline.engines.vllm_inprocess import VLLMInProcess
-from leadline.engines.vllm_server import ServerOptions
 from leadline.engines.vllm_snapshot import policy_score
 from leadline.errors import EngineError
 from leadline.models import Loaded, merged_weights
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
+from tests.engines.real_vllm import TOLERANCE, InProcess, real_vllm, untied
 from tests.engines.test_contract import plain_logprobs
 from tests.engines.vllm_models import changed, llama, saved
 
-MISSING = importlib.util.find_spec("vllm") is None
-if MISSING and os.environ.get("LEADLINE_REQUIRE_VLLM"):
-    raise ImportError("LEADLINE_REQUIRE_VLLM is set, but vllm cannot be imported: run `make vllm`")
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(MISSING, reason="vllm is not installed (make vllm)"),
-    pytest.mark.filterwarnings("ignore"),  # of vLLM's own code, which runs here
-]
+pytestmark = [*real_vllm, pytest.mark.filterwarnings("ignore")]  # of vLLM's own code, which runs here
 
-TOLERANCE = 1e-4
 PROMPT = Prompt(index=3, text="", token_ids=tuple(range(5, 25)))
 LONG = Prompt(index=4, text="", token_ids=tuple(i % 256 + 4 for i in range(400)))
 FREE = Sampling(max_tokens=32)
-A, B = llama(tied=True), changed(llama(tied=True), 1)
+A, B = (replace(loaded, eos_ids=frozenset()) for loaded in (untied(), changed(untied(), 1)))
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMInProcess]:
-    options = ServerOptions(
-        model=str(saved(A, tmp_path_factory.mktemp("model"))),
-        dtype="float32",
-        max_model_len=1024,
-        max_num_seqs=16,
-        kv_cache_bytes=64 << 20,
-        eager=True,
-    )
-    made = VLLMInProcess(
-        options, eos_ids=frozenset(), vocab_size=260, seed=0, score=policy_score(A.model), model=A.model
-    )
-    yield made
-    asyncio.run(made.close())
+@pytest.fixture
+def engine(vllm_here: VLLMInProcess) -> VLLMInProcess:
+    return InProcess(vllm_here, A).engine
 
 
 def run(engine: VLLMInProcess, body: Callable[[VLLMInProcess], Awaitable[Any]]) -> Any:
     async def started() -> Any:
+        engine._loading = asyncio.Lock()
         await engine.load_weights(merged_weights(A.model), 1)
         return await body(engine)
 
     return asyncio.run(started())
 
 
-def gap(completion: Completion, loaded: Loaded, prompt: Prompt, sampling: Sampling = FREE) -> torch.Tensor:
-    return (torch.tensor(completion.logprobs) - plain_logprobs(loaded.model, prompt, completion, sampling)).abs()
+def gap(completion: Completion, loaded: Loaded, prompt: Prompt = LONG) -> torch.Tensor:
+    return (torch.tensor(completion.logprobs) - plain_logprobs(loaded.model, prompt, completion, FREE)).abs()
 
 
-def test_greedy_takes_the_same_tokens_twice(engine: VLLMInProcess) -> None:
-    sampling = Sampling(max_tokens=24, temperature=0)
-
-    async def body(engine: VLLMInProcess) -> list[Completion]:
-        return [*await engine.generate(PROMPT, 2, sampling), *await engine.generate(PROMPT, 1, sampling)]
-
-    one, two, three = run(engine, body)
-    assert one == two == three
-    assert gap(one, A, PROMPT, sampling).max() < TOLERANCE
+# Weights --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "knobs",
-    [{}, {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2}],
-    ids=["plain", "everything"],
-)
-def test_logprobs_are_of_the_distribution_that_was_sampled(engine: VLLMInProcess, knobs: dict[str, float]) -> None:
-    sampling = Sampling(max_tokens=32, **knobs)
-    for completion in run(engine, lambda engine: engine.generate(LONG, 4, sampling)):
-        assert len(completion.token_ids) == 32
-        assert completion.finish_reason is FinishReason.LENGTH
-        assert gap(completion, A, LONG, sampling).max() < TOLERANCE
-
-
-def test_every_end_of_a_completion_has_its_reason(engine: VLLMInProcess) -> None:
-    [free] = run(engine, lambda engine: engine.generate(PROMPT, 1, FREE))
-    end = next(i for i in range(6, 32) if free.token_ids[i] not in free.token_ids[:i])
-    stop = FREE.model_copy(update={"stop_token_ids": (free.token_ids[end],)})
-    [stopped] = run(engine, lambda engine: engine.generate(PROMPT, 1, stop))
-    assert (stopped.token_ids, stopped.finish_reason) == (free.token_ids[: end + 1], FinishReason.STOP)
-    engine._eos_ids = frozenset({2, free.token_ids[end]})
-    try:
-        [ended] = run(engine, lambda engine: engine.generate(PROMPT, 1, FREE))
-    finally:
-        engine._eos_ids = frozenset()
-    assert (ended.token_ids, ended.finish_reason) == (free.token_ids[: end + 1], FinishReason.EOS)
-
-
-def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(engine: VLLMInProcess) -> None:
-    hot = Sampling(max_tokens=200, temperature=1.5)
-    [free] = run(engine, lambda engine: engine.generate(PROMPT, 1, hot))
-    pieces = [A.tokenizer.decode(token) for token in free.token_ids]
-    pairs = ["", *(a + b for a, b in pairwise(pieces))]
-    end = next(t for t in range(1, 200) if len(pairs[t]) == 2 and pairs[t].isascii() and pairs[t] not in pairs[:t])
-    stop = hot.model_copy(update={"stop": (pairs[end],)})
-    [completion] = run(engine, lambda engine: engine.generate(PROMPT, 1, stop))
-    assert completion.finish_reason is FinishReason.STOP
-    assert completion.token_ids == free.token_ids[: end + 1]
-
-
-def test_completions_under_way_go_on_with_new_weights_token_by_token(engine: VLLMInProcess) -> None:
+@pytest.mark.parametrize("drain", [False, True], ids=["continue", "drain"])
+def test_completions_under_way_go_on_with_new_weights_token_by_token_or_are_finished_first(
+    engine: VLLMInProcess, drain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also across the prompt's cached keys: all are computed anew."""
-    engine._score = None  # the policy of the fixture has not changed; what is drawn proves the load
+    monkeypatch.setattr(engine, "_drains", drain)
+    monkeypatch.setattr(engine, "_score", None)  # A's: what is drawn proves the load of B
 
     async def body(engine: VLLMInProcess) -> list[Completion]:
         running = asyncio.create_task(engine.generate(LONG, 4, Sampling(max_tokens=400)))
         while not any(request.draws[0].token_ids for request in engine._requests.values()):
             await asyncio.sleep(0.01)
         await engine.load_weights(merged_weights(B.model), 2)
+        [after] = await engine.generate(LONG, 1, FREE)
+        assert set(after.policy_versions) == {2}
+        assert gap(after, B).max() < TOLERANCE
         return await running
 
-    try:
-        completions = run(engine, body)
-    finally:
-        engine._score = policy_score(A.model)
-    for completion in completions:
-        assert set(completion.policy_versions) == {1, 2}
+    for completion in run(engine, body):
+        assert set(completion.policy_versions) == ({1} if drain else {1, 2})
         of_b = torch.tensor([version == 2 for version in completion.policy_versions])
-        assert torch.where(of_b, gap(completion, B, LONG), gap(completion, A, LONG)).max() < TOLERANCE
+        assert torch.where(of_b, gap(completion, B), gap(completion, A)).max() < TOLERANCE
 
 
-def test_probes_see_weights_that_are_not_the_policys_and_lose_nothing_that_runs(engine: VLLMInProcess) -> None:
-    score = engine._score
+def test_probes_see_weights_that_are_not_the_policys_and_lose_nothing_that_runs(
+    engine: VLLMInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = policy_score(A.model)
 
     async def body(engine: VLLMInProcess) -> list[Completion]:
         running = asyncio.create_task(engine.generate(LONG, 2, Sampling(max_tokens=200)))
         await asyncio.sleep(0.1)
-        engine._score = lambda weights, ids: score(merged_weights(B.model), ids)  # type: ignore[misc]
+        monkeypatch.setattr(engine, "_score", lambda weights, ids: score(merged_weights(B.model), ids))
         with pytest.raises(EngineError, match="differ from the policy's"):
             await engine.load_weights(merged_weights(A.model), 3)
         return await running
 
-    try:
-        completions = run(engine, body)
-    finally:
-        engine._score = score
+    completions = run(engine, body)
     assert [len(completion.token_ids) for completion in completions] == [200, 200]
-    assert all(gap(completion, A, LONG).max() < TOLERANCE for completion in completions)
+    assert all(gap(completion, A).max() < TOLERANCE for completion in completions)
 
 
 def test_weights_that_lack_tensors_are_refused_and_the_old_ones_stay(engine: VLLMInProcess) -> None:
@@ -168,7 +105,33 @@ def test_weights_that_lack_tensors_are_refused_and_the_old_ones_stay(engine: VLL
 
     completion = run(engine, body)
     assert set(completion.policy_versions) == {1}
-    assert gap(completion, A, LONG).max() < TOLERANCE
+    assert gap(completion, A).max() < TOLERANCE
+
+
+def test_it_sleeps_when_nothing_runs_and_is_awake_for_requests_and_loads(
+    engine: VLLMInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU vLLM's sleep does nothing: here it is recorded, and what happens meanwhile."""
+    inner, happened = engine._engine, []
+    monkeypatch.setattr(engine, "_yields", True)
+    monkeypatch.setattr(inner, "sleep", lambda level: happened.append(f"sleep {level}"))
+    monkeypatch.setattr(inner, "wake_up", lambda: happened.append("wake"))
+    step, load = inner.step, inner.collective_rpc
+    monkeypatch.setattr(inner, "step", lambda: (happened.append("step"), step())[1])
+    monkeypatch.setattr(inner, "collective_rpc", lambda work: (happened.append("load"), load(work))[1])
+
+    async def body(engine: VLLMInProcess) -> None:
+        happened.clear()
+        for _ in range(2):
+            await asyncio.gather(*(engine.generate(PROMPT, 2, Sampling(max_tokens=4)) for _ in range(3)))
+            while happened[-1] != "sleep 1":
+                await asyncio.sleep(0.01)
+        await engine.load_weights(merged_weights(B.model), 2)
+
+    monkeypatch.setattr(engine, "_score", None)
+    run(engine, body)
+    words = [word for i, word in enumerate(happened) if word != "step" or happened[i - 1] != "step"]
+    assert words == ["step", "sleep 1", "wake", "step", "sleep 1", "wake", "load"]
 
 
 def test_close_returns_what_runs_as_aborted_and_nothing_starts_afterwards(engine: VLLMInProcess) -> None:
@@ -176,12 +139,53 @@ def test_close_returns_what_runs_as_aborted_and_nothing_starts_afterwards(engine
         running = asyncio.create_task(engine.generate(PROMPT, 2, Sampling(max_tokens=900)))
         await asyncio.sleep(0.1)
         engine._closed = True  # what close does first; the fixture closes for good
-        try:
-            completions = await running
-            with pytest.raises(EngineError, match="closed"):
-                await engine.generate(PROMPT, 1, FREE)
-        finally:
-            engine._closed = False
+        completions = await running
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate(PROMPT, 1, FREE)
         return completions
 
     assert {completion.finish_reason for completion in run(engine, body)} == {FinishReason.ABORT}
+
+
+def test_a_recipe_trains_with_vllm_in_its_own_process(tmp_path: Path) -> None:
+    model = saved(llama(tied=True), tmp_path / "model")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE.format(model=model, run=tmp_path / "run"))
+    program = [sys.executable, "-m", "leadline", "train", str(recipe)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "vLLM cannot sleep on a CPU" in done.stdout + done.stderr or torch.cuda.is_available()
+    assert "2 of 2 steps" in done.stdout
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
+
+
+RECIPE = """
+[model]
+name = "{model}"
+
+[data]
+source = "reasoning_gym:chain_sum"
+params = {{min_terms = 2, max_terms = 2, min_digits = 1, max_digits = 1}}
+size = 50
+max_prompt_tokens = 200
+
+[[rewards]]
+name = "length"
+params = {{target = 3, slack = 9}}
+
+[sampling]
+max_tokens = 12
+
+[engine]
+kind = "vllm_inprocess"
+kv_cache_gib = 0.06
+max_batch = 8
+
+[rollout]
+group_size = 4
+groups_per_step = 2
+
+[run]
+steps = 2
+dir = "{run}"
+"""

@@ -161,11 +161,10 @@ class RawServer(ServedModel):
 
 def group_of(engine: ServedModel, sampling: Sampling) -> tuple[list[Completion], VLLMEngine, list[str]]:
     """A group after the weights were loaded, which is when the client looks at the server's logprobs."""
-    said: list[str] = []
+    engine.score = policy_score(engine.loaded.model)
 
     async def run() -> tuple[list[Completion], VLLMEngine]:
         client = await engine._client()
-        client._score, client._say = policy_score(engine.loaded.model), said.append
         try:
             await engine.load_weights(engine.loaded.model.state_dict(), 1)
             return await engine.generate(Prompt(0, "", (5, 6, 7)), 2, sampling), client
@@ -173,7 +172,7 @@ def group_of(engine: ServedModel, sampling: Sampling) -> tuple[list[Completion],
             await engine.close()
 
     group, client = asyncio.run(run())
-    return group, client, said
+    return group, client, engine.said
 
 
 def distance(engine: ServedModel, group: list[Completion], sampling: Sampling) -> float:
@@ -214,6 +213,38 @@ def test_raw_logprobs_are_found_out_and_said_and_serve_where_they_are_the_same()
 def test_raw_logprobs_are_refused_where_they_matter() -> None:
     with pytest.raises(EngineError, match=r"engine.raw_logprobs is 'refuse', but .*--logprobs-mode processed_logprobs"):
         group_of(RawServer(policy(settings()).loaded), COLD)
+
+
+def test_a_server_that_comes_back_in_another_mode_is_found_out_before_it_serves() -> None:
+    class Changing(RawServer):
+        """Raw only after its restart."""
+
+        async def _draw(self, request: Body, aborted: asyncio.Event) -> list[Body]:
+            if "reports raw" in self.server.model:
+                return await super()._draw(request, aborted)
+            return await ServedModel._draw(self, request, aborted)
+
+    engine = Changing(policy(settings()).loaded)
+    engine.score = policy_score(engine.loaded.model)
+
+    async def run() -> None:
+        prompt = Prompt(0, "", (5, 6, 7))
+        try:
+            await engine.load_weights(engine.loaded.model.state_dict(), 1)
+            await engine.generate(prompt, 2, COLD)
+            engine.score = None  # the policy may be in the middle of an update: it is not asked again
+            await engine.server.kill()
+            engine.server.model = "policy that reports raw"
+            await engine.server.start()
+            asked = len(engine.server.requests)
+            with pytest.raises(EngineError, match=r"engine.raw_logprobs is 'refuse', but"):
+                await engine.generate(prompt, 2, COLD)
+            assert {request["n"] for request in engine.server.requests[asked + 1 :]} == {1}, "only probes were answered"
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+    assert any("reports raw logprobs" in line for line in engine.said)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +311,7 @@ def test_a_server_that_does_not_report_logprobs_is_an_error_at_the_start(value: 
 
 def test_a_server_with_other_weights_is_an_error_at_the_start() -> None:
     class Forgetful(ServedModel):
-        async def push(self, url: str, weights: Any, version: int) -> None:
+        async def push(self, url: str, weights: Any, version: int, name: str) -> None:
             pass
 
     engine = Forgetful(policy(settings()).loaded)

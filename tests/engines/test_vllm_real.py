@@ -1,18 +1,16 @@
-"""A real vLLM: what it serves after a push, how it fails without our guards, and what survives its death.
+"""A real vLLM server: what it serves after a push, how it fails without our guards, and what survives its death.
 
-One server at a time, small and random. Without vLLM these tests are skipped; LEADLINE_REQUIRE_VLLM=1 forbids that.
+Small random models. What every engine promises is in `test_contract.py`.
 """
 
 import asyncio
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,65 +19,27 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leadline.engines.serve_command import CPU_ARGUMENTS, recipe_lines
+from leadline.engines.serve_command import recipe_lines
 from leadline.engines.vllm_http import VLLMEngine
+from leadline.engines.vllm_link import Link
 from leadline.engines.vllm_server import ServerOptions, VLLMServer, free_port
-from leadline.engines.vllm_snapshot import policy_score
+from leadline.engines.vllm_snapshot import plain_tensors, policy_score
 from leadline.engines.vllm_weights import ServerPush, Transport
+from leadline.engines.vllm_wire import Ask
+from leadline.engines.vllm_worker import fingerprints
 from leadline.errors import EngineError
 from leadline.models import Loaded, load_model, merged_weights
 from leadline.settings.model import Model
-from leadline.settings.rollout import EngineSettings, Sampling
-from leadline.types import Completion, FinishReason, Prompt
+from leadline.settings.rollout import Sampling
+from leadline.types import Completion, Prompt
+from tests.engines.real_vllm import KEY, TOLERANCE, Running, Servers, real_vllm
 from tests.engines.test_contract import plain_logprobs
-from tests.engines.vllm_models import changed, llama, mixture, saved
+from tests.engines.vllm_models import llama, saved
 
-MISSING = importlib.util.find_spec("vllm") is None
-if MISSING and os.environ.get("LEADLINE_REQUIRE_VLLM"):
-    raise ImportError("LEADLINE_REQUIRE_VLLM is set, but vllm cannot be imported: run `make vllm`")
-pytestmark = [pytest.mark.vllm, pytest.mark.skipif(MISSING, reason="vllm is not installed (make vllm)")]
+pytestmark = real_vllm
 
-KEY = "a key of the tests"
-TOLERANCE = 1e-4
-"""Nats, float32 on both sides: 2e-6 to 8e-6 was measured on twenty architectures."""
-KINDS: dict[str, Callable[[], Loaded]] = {
-    "tied": lambda: llama(tied=True),
-    "untied": lambda: llama(tied=False),
-    "mixture": mixture,
-}
 FREE = Sampling(max_tokens=32, temperature=1.0)
-PROMPT = Prompt(index=3, text="", token_ids=tuple(range(5, 25)))
 LONG = Prompt(index=4, text="", token_ids=tuple(i % 256 + 4 for i in range(400)))
-
-
-@dataclass(frozen=True)
-class Running:
-    """A server, the model it was started from, and one with other weights."""
-
-    kind: str
-    server: VLLMServer
-    a: Loaded
-    b: Loaded
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    def push(self, loaded: Loaded, **options: Any) -> ServerPush:
-        score = policy_score(loaded.model)
-        return ServerPush(score, loaded.model.config.vocab_size, model=loaded.model, api_key=KEY, **options)
-
-    def engine(self, loaded: Loaded, **settings: Any) -> VLLMEngine:
-        return VLLMEngine(
-            [self.url],
-            model_name=None,
-            eos_ids=settings.pop("eos_ids", frozenset()),
-            vocab_size=loaded.model.config.vocab_size,
-            seed=0,
-            settings=EngineSettings(kind="vllm", urls=(self.url,), **settings),
-            push=self.push(loaded),
-            tokenizer=loaded.tokenizer,
-        )
 
 
 @pytest.fixture(autouse=True)
@@ -87,69 +47,16 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp(request.param)
-    a = KINDS[request.param]()
-    b = changed(a, 1)
-    saved(b, folder / "b")
-    options = ServerOptions(
-        model=str(saved(a, folder / "a")),
-        port=free_port(),
-        dtype="float32",
-        max_model_len=1024,
-        max_num_seqs=16,
-        kv_cache_bytes=64 << 20,
-        eager=True,
-        api_key=KEY,
-        arguments=CPU_ARGUMENTS,
-    )
-    with VLLMServer(options, folder / "server.log", {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
-        asyncio.run(server.ready(240))
-        yield Running(request.param, server, a, b)
+@pytest.fixture(scope="module", params=["tied", "mixture"])
+def running(request: pytest.FixtureRequest, servers: Servers) -> Running:
+    return servers.get(request.param)
 
 
 tied_only = pytest.mark.parametrize("running", ["tied"], indirect=True)
 
 
-def post(url: str, route: str, body: dict[str, Any] | None = None) -> Any:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    return httpx.post(url + route, json=body or {}, headers=headers, timeout=120, trust_env=False)
-
-
-def gap(completion: Completion, loaded: Loaded, prompt: Prompt = PROMPT, sampling: Sampling = FREE) -> torch.Tensor:
+def gap(completion: Completion, loaded: Loaded, prompt: Prompt = LONG, sampling: Sampling = FREE) -> torch.Tensor:
     return (torch.tensor(completion.logprobs) - plain_logprobs(loaded.model, prompt, completion, sampling)).abs()
-
-
-def with_push(running: Running, loaded: Loaded, body: Callable[[ServerPush], Awaitable[Any]], **options: Any) -> Any:
-    async def run() -> Any:
-        push = running.push(loaded, **options)
-        try:
-            return await body(push)
-        finally:
-            await push.close()
-
-    return asyncio.run(run())
-
-
-def serve(running: Running, loaded: Loaded, version: int = 1) -> None:
-    with_push(running, loaded, lambda push: push.push(running.url, merged_weights(loaded.model), version))
-
-
-def with_engine(running: Running, loaded: Loaded, body: Callable[[VLLMEngine], Awaitable[Any]], **settings: Any) -> Any:
-    async def run() -> Any:
-        engine = running.engine(loaded, **settings)
-        try:
-            await engine.load_weights(merged_weights(loaded.model), 1)
-            return await body(engine)
-        finally:
-            await engine.close()
-
-    return asyncio.run(run())
-
-
-def generate(running: Running, sampling: Sampling, n: int = 1, prompt: Prompt = PROMPT, **settings: Any) -> Any:
-    return with_engine(running, running.a, lambda engine: engine.generate(prompt, n, sampling), **settings)
 
 
 # Weights --------------------------------------------------------------------------------------------------------------
@@ -157,20 +64,16 @@ def generate(running: Running, sampling: Sampling, n: int = 1, prompt: Prompt = 
 
 @pytest.mark.parametrize("transport", ["file", "broadcast"])
 def test_after_a_push_both_sides_score_alike_and_no_longer_as_before(running: Running, transport: Transport) -> None:
-    serve(running, running.a)
+    running.serve(running.a)
 
     async def body(push: ServerPush) -> float:
         weights = merged_weights(running.b.model)
-        await push.push(running.url, weights, 2)
+        await push.push(running.url, weights, 2, "2")
         return await push.check_probes(running.url, await push.snapshot(weights, 2), "float32")
 
-    assert with_push(running, running.b, body, transport=transport) < TOLERANCE
+    assert running.with_push(running.b, body, transport=transport) < TOLERANCE
     with pytest.raises(EngineError, match="probe tokens differ from the policy's"):
-        with_push(running, running.a, lambda push: probes(push, running, running.a))
-
-
-async def probes(push: ServerPush, running: Running, loaded: Loaded) -> float:
-    return await push.check_probes(running.url, await push.snapshot(merged_weights(loaded.model), 9), "float32")
+        running.probes(running.a)
 
 
 def test_sampled_logprobs_are_those_of_the_pushed_weights(running: Running) -> None:
@@ -178,27 +81,57 @@ def test_sampled_logprobs_are_those_of_the_pushed_weights(running: Running) -> N
         await engine.load_weights(merged_weights(running.b.model), 7)
         return await engine.generate(LONG, 4, FREE)
 
-    for completion in with_engine(running, running.b, body):
+    for completion in running.with_engine(running.b, body):
         assert set(completion.policy_versions) == {7}
         assert gap(completion, running.b, LONG).max() < TOLERANCE
         assert gap(completion, running.a, LONG).mean() > 0.1
 
 
 def test_vllms_own_reload_forgets_a_tied_head_and_experts_and_the_probes_see_it(running: Running) -> None:
-    serve(running, running.a)
+    running.serve(running.a)
     folder = str(Path(running.server.options.model).parent / "b")
-    assert post(running.url, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
-    assert post(running.url, "/reset_prefix_cache").json() == {"success": True}
-    if running.kind == "untied":
-        assert with_push(running, running.b, lambda push: probes(push, running, running.b)) < TOLERANCE
-        return
+    assert running.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+    assert running.post("/reset_prefix_cache").json() == {"success": True}
     with pytest.raises(EngineError, match="samples from other weights"):
-        with_push(running, running.b, lambda push: probes(push, running, running.b))
+        running.probes(running.b)
+
+
+def test_vllms_own_checksums_are_the_same_before_and_after_and_ours_are_not(running: Running) -> None:
+    """Packed layers hash as empty: a checksum that does not change proves nothing."""
+
+    def checksums() -> dict[str, str]:
+        return running.post("/weight_checker", {"action": "checksum"}).json()["checksums"]
+
+    running.serve(running.a)
+    before = checksums()
+    running.serve(running.b, 2)
+    same = [name for name, value in checksums().items() if value == before[name]]
+    assert any("qkv_proj" in name for name in same)
+    a, b = (fingerprints(plain_tensors(merged_weights(m.model), m.model)) for m in (running.a, running.b))
+    assert a.keys() == b.keys()
+    assert [name for name in a if a[name] == b[name]] == []
+
+
+@tied_only
+def test_new_weights_under_running_requests_and_without_a_pause_do_not_end_the_server(running: Running) -> None:
+    """vLLM's own routes spread a load over several steps of the engine, which then dies: ours is one."""
+
+    async def body(engine: VLLMEngine) -> list[Completion]:
+        asked = asyncio.create_task(engine.generate(LONG, 8, Sampling(max_tokens=300)))
+        await asyncio.sleep(0.2)
+        push = running.push(running.b)
+        for version in (2, 3):
+            await push.send(running.url, await push.snapshot(merged_weights(running.b.model), version))
+        await push.close()
+        return await asked
+
+    assert [len(c.token_ids) for c in running.with_engine(running.a, body)] == [300] * 8
+    assert running.probes_after_reset(running.b) < TOLERANCE
 
 
 @tied_only
 def test_an_old_prefix_cache_is_seen_by_the_probes(running: Running) -> None:
-    serve(running, running.a)  # its probes leave their prompt in the cache
+    running.serve(running.a)  # its probes leave their prompt in the cache
 
     async def body(push: ServerPush) -> None:
         snapshot = await push.snapshot(merged_weights(running.b.model), 2)
@@ -206,29 +139,29 @@ def test_an_old_prefix_cache_is_seen_by_the_probes(running: Running) -> None:
         await push.check_probes(running.url, snapshot, "float32")
 
     with pytest.raises(EngineError, match="probe tokens differ"):
-        with_push(running, running.b, body)
+        running.with_push(running.b, body)
 
 
 @tied_only
 def test_a_push_that_lacks_tensors_is_refused_and_the_old_weights_stay(running: Running) -> None:
-    serve(running, running.a)
+    running.serve(running.a)
     weights = {name: t for name, t in merged_weights(running.b.model).items() if "layers.1.mlp" not in name}
     with pytest.raises(EngineError, match=r"3 tensors of the served model are not among the new weights"):
-        with_push(running, running.b, lambda push: push.push(running.url, weights, 2))
-    assert with_push(running, running.a, lambda push: probes(push, running, running.a)) < TOLERANCE
+        running.with_push(running.b, lambda push: push.push(running.url, weights, 2, "2"))
+    assert running.probes(running.a) < TOLERANCE
 
 
 @tied_only
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused_and_the_old_ones_stay(running: Running, value: float) -> None:
-    serve(running, running.a)
+    running.serve(running.a)
     weights = {
         name: tensor.clone() for name, tensor in merged_weights(running.b.model).items() if "lm_head" not in name
     }
     weights["model.layers.1.mlp.down_proj.weight"][3, 5] = value
     with pytest.raises(EngineError, match=r"down_proj.weight is not finite"):
-        with_push(running, running.b, lambda push: push.push(running.url, weights, 2))
-    assert with_push(running, running.a, lambda push: probes(push, running, running.a)) < TOLERANCE
+        running.with_push(running.b, lambda push: push.push(running.url, weights, 2, "2"))
+    assert running.probes(running.a) < TOLERANCE
 
 
 @tied_only
@@ -239,14 +172,14 @@ def test_a_push_of_only_the_base_of_an_adapter_is_seen(running: Running) -> None
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
-    serve(running, loaded)
+    running.serve(loaded)
     only_base = {
         name.replace(".base_layer.", "."): tensor
         for name, tensor in adapted.base_model.model.state_dict().items()
         if ".lora_" not in name
     }
     with pytest.raises(EngineError, match="probe tokens differ"):
-        with_push(running, loaded, lambda push: push.push(running.url, only_base, 2))
+        running.with_push(loaded, lambda push: push.push(running.url, only_base, 2, "2"))
 
 
 @tied_only
@@ -255,9 +188,9 @@ def test_a_trainer_that_is_lost_while_it_broadcasts_leaves_the_old_weights(
 ) -> None:
     from leadline.engines import vllm_weights
 
-    serve(running, running.a)
+    running.serve(running.a)
 
-    def lost(snapshot: Any, host: str, port: int, world: int) -> None:
+    def lost(snapshot: Any, host: str, port: int, world: int, backend: str) -> None:
         group = vllm_weights.broadcast_group(host, port, 0, world)
         for tensor in list(snapshot.tensors.values())[:5]:
             group.broadcast(tensor, 0).wait()
@@ -266,21 +199,30 @@ def test_a_trainer_that_is_lost_while_it_broadcasts_leaves_the_old_weights(
 
     monkeypatch.setattr(vllm_weights, "_send_all", lost)
     with pytest.raises(EngineError, match="keeps its old weights"):
-        with_push(
-            running,
+        running.with_push(
             running.b,
-            lambda push: push.push(running.url, merged_weights(running.b.model), 2),
+            lambda push: push.push(running.url, merged_weights(running.b.model), 2, "2"),
             transport="broadcast",
         )
-    assert with_push(running, running.a, lambda push: probes(push, running, running.a)) < TOLERANCE
+    assert running.probes(running.a) < TOLERANCE
 
 
 @tied_only
-@pytest.mark.parametrize("on_new_weights", ["continue", "drain"])
+@pytest.mark.parametrize("way", ["under_way", "by_abort", "drain"])
 def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
-    running: Running, on_new_weights: str
+    running: Running, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole sequences are drawn under load from weights that change to and fro; none is from a mixture of them."""
+    if way == "by_abort":  # a server without vLLM's own route
+        monkeypatch.setattr(Link, "tells_versions", False)
+    asks: list[Ask] = []
+    complete = Link.complete
+
+    async def counted(link: Link, ask: Ask) -> bytes:
+        asks.append(ask)
+        return await complete(link, ask)
+
+    monkeypatch.setattr(Link, "complete", counted)
 
     async def body(engine: VLLMEngine) -> list[Completion]:
         asked = [engine.generate(Prompt(i, "", LONG.token_ids[i:]), 4, Sampling(max_tokens=400)) for i in range(4)]
@@ -290,111 +232,19 @@ def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
             await engine.load_weights(merged_weights((running.a, running.b)[version % 2 == 0].model), version)
         return [completion for group in await asyncio.gather(*tasks) for completion in group]
 
-    completions = with_engine(running, running.a, body, on_new_weights=on_new_weights)
+    settings = {"on_new_weights": "drain" if way == "drain" else "continue"}
+    completions = running.with_engine(running.a, body, **settings)
+    assert [len(completion.token_ids) for completion in completions] == [400] * 16
     mixed = [completion for completion in completions if len(set(completion.policy_versions)) > 1]
-    assert mixed if on_new_weights == "continue" else not mixed
+    assert not mixed if way == "drain" else mixed
+    gone_on = [ask for ask in asks if ask.drawn]
+    assert bool(gone_on) == (way == "by_abort")
+    assert all(len(ask.drawn) + ask.max_tokens == 400 for ask in gone_on)
     for i, completion in enumerate(completions):
         prompt = Prompt(i // 4, "", LONG.token_ids[i // 4 :])
         of_b = torch.tensor([version == 2 for version in completion.policy_versions])
         distance = torch.where(of_b, gap(completion, running.b, prompt), gap(completion, running.a, prompt))
         assert distance.max() < TOLERANCE
-
-
-# The contract ---------------------------------------------------------------------------------------------------------
-
-
-@tied_only
-def test_greedy_takes_the_same_tokens_twice(running: Running) -> None:
-    sampling = Sampling(max_tokens=24, temperature=0)
-    [one], [two] = generate(running, sampling), generate(running, sampling)
-    assert one == two
-    assert gap(one, running.a).max() < TOLERANCE
-
-
-@tied_only
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"temperature": 0.6},
-        {"top_k": 20},
-        {"top_p": 0.8},
-        {"min_p": 0.1},
-        {"repetition_penalty": 1.3},
-        {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2},
-    ],
-    ids=lambda knobs: "+".join(knobs),
-)
-def test_logprobs_are_of_the_distribution_that_was_sampled(running: Running, knobs: dict[str, float]) -> None:
-    sampling = Sampling(max_tokens=32, **knobs)
-    for completion in generate(running, sampling, n=4):
-        assert len(completion.token_ids) == 32
-        assert gap(completion, running.a, PROMPT, sampling).max() < TOLERANCE
-
-
-@tied_only
-def test_completions_of_a_group_differ_and_are_drawn_again_alike(running: Running) -> None:
-    group = generate(running, FREE, n=4)
-    assert len({completion.token_ids for completion in group}) == 4
-    assert [c.token_ids for c in generate(running, FREE, n=4)] == [c.token_ids for c in group]
-
-
-@tied_only
-def test_every_end_of_a_completion_has_its_reason(running: Running) -> None:
-    [free] = generate(running, FREE)
-    assert free.finish_reason is FinishReason.LENGTH
-    assert len(free.token_ids) == FREE.max_tokens
-    end = next(i for i in range(6, 32) if free.token_ids[i] not in free.token_ids[:i])
-    token, upto = free.token_ids[end], free.token_ids[: end + 1]
-    cases: Sequence[tuple[dict[str, Any], dict[str, Any], FinishReason]] = [
-        ({}, {"eos_ids": frozenset({token})}, FinishReason.EOS),
-        (
-            {},
-            {"eos_ids": frozenset({2, 3, token})} if token not in (2, 3) else {"eos_ids": frozenset({token})},
-            FinishReason.EOS,
-        ),
-        ({"stop_token_ids": (token,)}, {}, FinishReason.STOP),
-        ({"max_tokens": end + 1}, {"eos_ids": frozenset({token})}, FinishReason.EOS),
-    ]
-    for knobs, settings, reason in cases:
-        [completion] = generate(running, FREE.model_copy(update=knobs), **settings)
-        assert completion.token_ids[: end + 1] == upto[: len(completion.token_ids)]
-        assert completion.finish_reason is reason
-
-
-@tied_only
-@pytest.mark.parametrize("include_stop", [True, False])
-def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(running: Running, include_stop: bool) -> None:
-    [free] = generate(running, Sampling(max_tokens=200, temperature=1.5))
-    pieces = [running.a.tokenizer.decode(token) for token in free.token_ids]
-    end = next(
-        t
-        for t in range(2, 200)
-        if (s := pieces[t - 1] + pieces[t]).isascii() and len(s) == 2 and s not in "".join(pieces[:t])
-    )
-    stop = Sampling(max_tokens=200, temperature=1.5, stop=(pieces[end - 1] + pieces[end],), include_stop=include_stop)
-    [completion] = generate(running, stop)
-    assert completion.finish_reason is FinishReason.STOP
-    assert completion.token_ids == free.token_ids[: end + 1]
-
-
-@tied_only
-def test_special_tokens_are_kept(running: Running) -> None:
-    group = generate(running, Sampling(max_tokens=200, temperature=2.0), n=4)
-    special = set(running.a.tokenizer.all_special_ids)
-    assert special & {token for completion in group for token in completion.token_ids}
-
-
-@tied_only
-def test_close_returns_what_runs_as_aborted(running: Running) -> None:
-    async def run() -> list[Completion]:
-        engine = running.engine(running.a)
-        await engine.load_weights(merged_weights(running.a.model), 1)
-        task = asyncio.create_task(engine.generate(PROMPT, 2, Sampling(max_tokens=900)))
-        await asyncio.sleep(0.2)
-        await engine.close()
-        return await task
-
-    assert {completion.finish_reason for completion in asyncio.run(run())} == {FinishReason.ABORT}
 
 
 # The process ----------------------------------------------------------------------------------------------------------
@@ -408,26 +258,39 @@ def test_no_route_but_health_answers_without_the_key(running: Running) -> None:
 
 
 @tied_only
-def test_a_server_killed_while_it_generates_comes_back_with_the_newest_weights(running: Running) -> None:
+def test_a_server_killed_while_it_generates_and_back_in_another_logprob_mode_is_pushed_to_and_examined_before_it_serves(
+    running: Running,
+) -> None:
+    """The last test on this server, which is another one afterwards."""
+    said: list[str] = []
+    cold = Sampling(max_tokens=8, temperature=0.5)
+
     async def body(engine: VLLMEngine) -> list[Completion]:
         await engine.load_weights(merged_weights(running.b.model), 5)
-        watching = asyncio.create_task(running.server.keep_running(0.2))
+        await engine.generate(LONG, 1, cold)
+        server = running.server
+        server.options = replace(server.options, logprobs_mode="raw_logprobs")
+        watching = asyncio.create_task(server.keep_running(0.2))
         generating = asyncio.create_task(engine.generate(LONG, 4, Sampling(max_tokens=500)))
         await asyncio.sleep(0.3)
-        assert running.server.process is not None
-        os.kill(running.server.process.pid, signal.SIGKILL)
+        assert server.process is not None
+        os.kill(server.process.pid, signal.SIGKILL)
         try:
-            return await generating
+            completions = await generating
+            with pytest.raises(EngineError, match="reports raw logprobs"):
+                await engine.generate(LONG, 1, cold)
+            return completions
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
 
-    completions = with_engine(running, running.b, body)
+    completions = running.with_engine(running.b, body, say=said.append)
     assert [len(completion.token_ids) for completion in completions] == [500] * 4
     for completion in completions:
         assert set(completion.policy_versions) == {5}
-        assert gap(completion, running.b, LONG).max() < TOLERANCE
+        assert gap(completion, running.b).max() < TOLERANCE
+    assert [line.split(",")[0] for line in said if "raw" in line] == [f"The server {running.url} reports raw logprobs"]
 
 
 def test_serve_says_what_to_put_into_the_recipe_and_ends_with_its_parent(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from leadline.engines.vllm_spans import ForeignWeights, generate_body
 from leadline.engines.vllm_wire import (
     Ask,
     MalformedAnswer,
@@ -175,6 +176,66 @@ def test_a_body_that_is_no_answer_is_malformed(body: bytes) -> None:
 def test_a_changed_prompt_is_refused() -> None:
     with pytest.raises(EngineError, match=r"drew from the prompt \[1, 11, 12, 13\]"):
         one(prompt_token_ids=[1, 11, 12, 13])
+
+
+# vLLM's own route ------------------------------------------------------------------------------------------------------
+
+
+def generated(**changes: Any) -> dict[str, Any]:
+    content = [{"token_id": t, "logprob": x, "top_logprobs": []} for t, x in ((40, -0.5), (41, -1.5), (2, -0.25))]
+    spans = [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 3}]
+    return choice(logprobs={"content": content}, weight_versions=spans, prompt_token_ids=None) | changes
+
+
+def read_generated(named: dict[str, int] | None = None, **changes: Any) -> Completion:
+    body = json.dumps({"choices": [generated(**changes)], "prompt_token_ids": [11, 12, 13]}).encode()
+    return read_completions(body, replace(ASK, n=1), 5, {"a": 3, "b": 4} if named is None else named)[0]
+
+
+def test_vllms_own_route_gives_the_same_completion_with_a_version_for_each_token() -> None:
+    assert read_generated() == Completion((40, 41, 2), (-0.5, -1.5, -0.25), (3, 4, 4), FinishReason.EOS)
+
+
+def test_a_request_for_vllms_own_route_sets_every_knob_too() -> None:
+    body, plain = generate_body(request_body(ASK, "policy")), request_body(ASK, "policy")
+    assert (body["model"], body["token_ids"], body["return_token_ids"]) == ("policy", [11, 12, 13], True)
+    rest = {"model", "prompt", "echo", "stream", "return_token_ids", "return_tokens_as_token_ids"}
+    assert body["sampling_params"] == {name: value for name, value in plain.items() if name not in rest}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "x", [], [{"token_id": 40, "logprob": -0.5}], [1, 2, 3]],
+    ids=str,
+)
+def test_logprobs_of_vllms_own_route_that_cannot_be_told_apart_are_nan(content: Any) -> None:
+    completion = read_generated(logprobs={"content": content})
+    assert completion.token_ids == (40, 41, 2)
+    assert all(map(math.isnan, completion.logprobs))
+
+
+def test_a_logprob_of_another_token_is_nan() -> None:
+    content = [{"token_id": t, "logprob": -0.5, "top_logprobs": []} for t in (40, 99, 2)]
+    assert [math.isnan(x) for x in read_generated(logprobs={"content": content}).logprobs] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        None, [], "ab", [{"version": "a", "start": 0, "end": 2}], [{"version": "a", "start": 0, "end": 4}],
+        [{"version": "a", "start": 1, "end": 3}], [{"version": "a", "start": 0}], [{"version": "a", "start": 0, "end": 0}],
+        [{"version": "a", "start": 0, "end": 2}, {"version": "b", "start": 1, "end": 3}],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_spans_that_do_not_cover_the_tokens_one_after_the_other_are_malformed(spans: Any) -> None:
+    with pytest.raises(MalformedAnswer, match="do not cover its 3 tokens"):
+        read_generated(weight_versions=spans)
+
+
+def test_tokens_of_weights_without_one_of_our_names_are_foreign() -> None:
+    with pytest.raises(ForeignWeights, match="'b'"):
+        read_generated(named={"a": 3})
 
 
 # Ends -----------------------------------------------------------------------------------------------------------------

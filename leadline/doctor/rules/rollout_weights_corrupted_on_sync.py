@@ -47,13 +47,16 @@ class RolloutWeightsCorruptedOnSync(Rule):
     healthy = (
         RunLog.from_columns({"importance/log_ratio_abs_mean": [0.017, 0.018, 0.02, 0.019]}),
         RunLog([{"step": 1, "n": 60, "corrupted": 0}, {"step": 2, "n": 52, "corrupted": 0}]),
+        RunLog.from_columns(
+            {"importance/log_ratio_abs_mean": [1e-6, 0.8, 0.7, 0.8], "staleness/max": [0.0, 1.0, 1.0, 1.0]}
+        ),
     )
 
     def examine(self, run: View) -> list[Evidence]:
         found = []
         gap = run.first_of(*GAP, "importance/kl_k3", "importance/kl_k1").finite
         before, after = gap.values[:-1], gap.values[1:]
-        jumps = np.flatnonzero((after > 20 * np.abs(before)) & (after > 0.5))
+        jumps = np.flatnonzero((after > 20 * np.abs(before)) & (after > 0.5) & ~_grew_older(run, gap.steps))
         if len(jumps):
             at = int(jumps[0]) + 1
             stays = np.median(gap.values[at:]) > 0.3
@@ -87,3 +90,10 @@ class RolloutWeightsCorruptedOnSync(Rule):
         if len(gap) > 3 and gap.high < 0.1:
             return [run.fact(gap, gap.high, 0.5, "Engine and trainer never differ by more than {value} nats.")]
         return []
+
+
+def _grew_older(run: View, steps: np.ndarray) -> np.ndarray:
+    """By step but the first: whether its tokens are staler than those of the step before, which alone widens the gap."""
+    ages = dict(zip(run["staleness/max"].finite.steps, run["staleness/max"].finite.values, strict=True))
+    ages_of_steps = np.array([ages.get(step, 0.0) for step in steps])
+    return ages_of_steps[1:] > ages_of_steps[:-1]

@@ -12,8 +12,8 @@ class StalenessAtItsBound(Rule):
     The staleness sits at its bound in nine of ten steps.
 
     ## Cause
-    Generation is slower than training or too far ahead, so the queue is always full: the bound, meant as a safety, has become
-    the operating point.
+    Generation is faster than training, so every slot is always held: the bound, meant as a safety, has become the operating
+    point.
 
     ## Fix
     Lower `rollout.max_staleness` to what the hardware needs (1 or 2), or keep fewer rollouts in flight.
