@@ -106,7 +106,8 @@ class Policy:
         if not records:
             return OptimizerStep(terms, None, None)
         discarded = not (math.isfinite(terms.total) and math.isfinite(norm))
-        return OptimizerStep(terms, TokenRecord.concatenate(records), Outcome(discarded, norm, norm, 0.0))
+        clipped = math.nan if discarded else min(norm, self.config.optimizer.max_grad_norm)
+        return OptimizerStep(terms, TokenRecord.concatenate(records), Outcome(discarded, norm, clipped, 0.0))
 
     def _score_before(self, batch: Batch) -> Before:
         """Old and reference logprobs, each only where they can differ from what the update computes anyway."""

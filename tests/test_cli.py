@@ -193,7 +193,10 @@ def test_a_prompt_longer_than_the_context_is_named_by_its_row(place: Path, comma
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("raise ValueError('no')", r"rewards has 'mine: ValueError: no' on 'The answer is 5.', but .* Every rollout would be failed"),
+        (
+            "raise ValueError('no')",
+            r"rewards has 'mine: ValueError: no' on 'The answer is 5.', but .* Every rollout would be failed",
+        ),
         ("return [1.0, 2.0]", r"The reward 'mine' returned list of 2 numbers, but it scores one completion"),
         ("return 'good'", r"The reward 'mine' returned str 'good', but it scores one completion"),
     ],

@@ -285,11 +285,10 @@ def _check_opened(parts: Parts, prompt: Prompt) -> None:
     last = re.search(r"<\|?(\w+)\|?>$", prompt.text.rstrip())
     if last is None or last[1].lower() not in REASONING or last[0] == decoding.reasoning_open:
         return
-    close = last[0].replace("<|", "<|/").replace("<", "</", 1) if "|" not in last[0] else last[0].replace("<|", "<|/")
     raise ConfigError(
         f"decoding.reasoning_open is {decoding.reasoning_open!r}, but prompt {prompt.index} ends with {last[0]!r}, as the "
         "chat template has it. Rewards would take unfinished reasoning for the answer. Set decoding.reasoning_open = "
-        f"{last[0]!r} and decoding.reasoning_close to what closes it ({close!r}?)."
+        f"{last[0]!r} and decoding.reasoning_close to what closes it ('</{last[1]}>'?)."
     )
 
 

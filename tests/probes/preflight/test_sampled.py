@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from leadline.batch import build_batch
 from leadline.errors import EngineError, TrainingError
 from leadline.probes.preflight import sampled
 from leadline.probes.preflight.parts import Parts, Undecided
@@ -96,6 +97,16 @@ def test_a_dry_step_reaches_the_gradient_and_changes_nothing(
     assert policy.version == policy.discarded_in_a_row == 0 and not policy.model.training
     assert all(p.grad is None for p in policy.model.parameters())
     assert policy.stopwatch.metrics() == {}
+
+
+def test_a_dry_step_measures_what_the_step_would(tmp_path: Path) -> None:
+    made = parts(tmp_path, objective={"beta": 0.1})
+    batch = build_batch(drawn(made), made.config, 0)
+    rehearsed, taken = made.policy.rehearse(batch), made.policy.update(batch)
+    of_the_move = ("time/", "memory/", "throughput/", "optimizer/update_norm", "optimizer/learning_rate")
+    measured = {name: value for name, value in taken.metrics.items() if not name.startswith(of_the_move)}
+    assert {"loss", "optimizer/grad_norm", "ledger/reached_share"} <= measured.keys()
+    assert {name: rehearsed.metrics[name] for name in measured} == measured
 
 
 def test_a_step_of_which_nothing_reaches_the_gradient_is_wrong_and_the_stage_is_named(tmp_path: Path) -> None:
