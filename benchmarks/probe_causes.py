@@ -104,6 +104,8 @@ def document(rows: Sequence[Row]) -> str:
         "Written by `python benchmarks/probe_causes.py`. Each line is a cause that was really induced, in an engine that",
         "draws from a small random model (two layers, bytes) as told; `named` counts what the probe named first.",
         "`hf, bfloat16`: the same causes under an engine that computes in bfloat16 besides, which the probe is told.",
+        "The limits of `judge.py` were set while looking at such cases: the page shows that each cause can be told from the",
+        "others, not how often the probe errs on models that it has not seen.",
         "",
         "| engine | induced | named rightly | architectures | mean gap, nats | CPU seconds a probe |",
         "| --- | --- | --- | --- | --- | --- |",
