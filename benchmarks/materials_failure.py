@@ -112,7 +112,7 @@ class Told:
     refused: str
     """What the preflight said against the engine; it was then told to go on."""
     findings: tuple[str, ...]
-    """Names, as `leadline doctor` orders them."""
+    """Names, as `leadline doctor` orders them; then those that follow from them."""
     message: str
     """Of the first finding."""
     remedy: str
@@ -279,10 +279,11 @@ async def _look_then_train(session: Session) -> str:
 
 
 def doctor_of(path: Path) -> tuple[tuple[str, ...], str]:
-    """Names of the findings on a log, and the first one's message."""
+    """Names of the findings on a log and of what follows from them, and the first one's message."""
     (run,) = read_runs([path])
     findings = diagnose(run).findings
-    return tuple(finding.name for finding in findings), findings[0].message if findings else ""
+    follow = [name for finding in findings for name in finding.consequences]
+    return (*(finding.name for finding in findings), *follow), findings[0].message if findings else ""
 
 
 def log_ratios(steps: Sequence[Recorded]) -> list[float]:

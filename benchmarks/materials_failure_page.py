@@ -341,7 +341,7 @@ Before the first step, the preflight refuses to train (it was told to go on):
 
 {refusals(story.told)}
 
-After the fact, from the ordinary log and the black box of step 1:
+After the fact, from the ordinary log (what follows from a finding is named after it) and the black box of step 1:
 
 {found(story.told)}
 

@@ -181,16 +181,22 @@ def test_logprobs_are_those_of_a_plain_forward_under_the_distribution_that_was_s
     loaded = kind.loaded()
     model = in_dtype(loaded.model, kind.dtype)
     groups = generate(kind, loaded, sampling, PROMPTS)
-    distance = torch.cat(
-        [
-            torch.tensor(completion.logprobs) - plain_logprobs(model, prompt, completion, sampling)
-            for prompt, group in zip(PROMPTS, groups, strict=True)
-            for completion in group
-        ]
-    ).abs()
-    # In bfloat16 a token at the edge of the support may fall to the other side: there only the bulk can agree.
-    truncates = kind.dtype != torch.float32 and (sampling.top_k or sampling.top_p < 1 or sampling.min_p)
-    assert (distance.median() if truncates else distance.max()) < kind.tolerance
+    pairs = [(prompt, completion) for prompt, group in zip(PROMPTS, groups, strict=True) for completion in group]
+
+    def plain(model: nn.Module) -> Tensor:
+        return torch.cat([plain_logprobs(model, prompt, completion, sampling) for prompt, completion in pairs])
+
+    found = torch.cat([torch.tensor(completion.logprobs) for _, completion in pairs])
+    if kind.dtype == torch.float32:
+        assert (found - plain(model)).abs().max() < kind.tolerance
+        return
+    # Two bfloat16 forwards differ by what both are off: each is held to the same weights in float32. A token at the edge
+    # of a truncated support may fall to the other side, where its logprob is minus infinity: the bulk is compared.
+    truth = plain(in_dtype(model, torch.float32))
+    off, rounding = (found - truth).abs(), (plain(model) - truth).abs()
+    assert off.isfinite().float().mean() > 0.9
+    for share in (0.5, 0.75):
+        assert off[off.isfinite()].quantile(share) < 1.5 * rounding[rounding.isfinite()].quantile(share)
 
 
 @byte_engines
