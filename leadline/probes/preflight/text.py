@@ -301,7 +301,7 @@ def lengths(parts: Parts) -> str:
     prompts = [*(train.prompt(i) for i in range(len(train))), *parts.data.held_out]
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     prompt, most, context = len(longest.token_ids), parts.config.sampling.max_tokens, parts.loaded.context_length
-    sizes = f"the longest of {len(prompts)} prompts has {prompt} tokens, with sampling.max_tokens {prompt + most}"
+    sizes = f"the longest of {len(prompts)} prompts has {prompt} tokens, and {prompt + most} with sampling.max_tokens"
     if context is None:
         raise Undecided(f"{sizes}; the model states no context")
     if prompt + most > context:
@@ -310,7 +310,7 @@ def lengths(parts: Parts) -> str:
             f"{context}. Its completions would be cut short. Use at most {context - prompt}, or set "
             f"data.max_prompt_tokens = {context - most} to find the rows."
         )
-    return f"{sizes} of a context of {context}"
+    return f"{sizes}, of a context of {context}"
 
 
 def _spelled(parts: Parts, id: int) -> str:

@@ -153,7 +153,7 @@ def test_a_block_of_another_name_is_wrong_unless_decoding_says_so(tmp_path: Path
 def test_the_longest_prompt_has_to_leave_room_for_its_completion(tmp_path: Path) -> None:
     made = with_prompts(parts(tmp_path), ["2 + 3?", "2 + 3 + 4?"])
     assert text.lengths(made) == (
-        "the longest of 2 prompts has 10 tokens, with sampling.max_tokens 18 of a context of 2048"
+        "the longest of 2 prompts has 10 tokens, and 18 with sampling.max_tokens, of a context of 2048"
     )
     with pytest.raises(ConfigError, match=r"has 10 tokens and the model's context is 17.*Use at most 7"):
         text.lengths(replace(made, loaded=replace(made.loaded, context_length=17)))
