@@ -35,7 +35,7 @@ from benchmarks.materials_failure import (
 TOKENS = 150
 """In a completion of the report."""
 NAME = "materials-failure"
-FLOOR = 1e-9
+FLOOR = 1e-15
 GOOD, SHRUNK, MASKED = "#2a7f62", "#e0a030", "#b03a48"
 COLORS = {"right": "#2a7f62", LOW: "#d08050", TENFOLD: "#b03a48", HIGH: "#3b6fb6", LONG: "#8a5fb0"}
 
