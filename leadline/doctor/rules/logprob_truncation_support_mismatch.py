@@ -45,7 +45,7 @@ class LogprobTruncationSupportMismatch(Rule):
         ),
         RunLog.from_columns(
             {"importance/log_ratio_abs_mean": [0.094] * 3, "importance/log_ratio_mean": [-0.094] * 3},
-            {"sampling": {"top_p": 0.9}},
+            {"sampling": {"top_p": 0.9}, "engine": {"kind": "vllm"}},
         ),
         RunLog.from_columns(
             {"importance/log_ratio_abs_mean": [0.6] * 3, "importance/log_ratio_mean": [0.6] * 3},
@@ -60,10 +60,14 @@ class LogprobTruncationSupportMismatch(Rule):
         RunLog.from_columns(
             {"importance/ratio_mean": [0.95] * 3}, {"sampling": {"top_p": 1.0}, "engine": {"kind": "vllm"}}
         ),
+        RunLog.from_columns(
+            {"importance/log_ratio_abs_mean": [0.24] * 3, "importance/log_ratio_mean": [-0.24] * 3},
+            {"sampling": {"top_p": 0.9}, "engine": {"kind": "hf"}},
+        ),
     )
 
     def examine(self, run: View) -> list[Evidence]:
-        if not filters_support(run):
+        if not filters_support(run) or replays_sampling(run):
             return []
         found = []
         gap, signed = run.first_of(*GAP).finite.head(5), run["importance/log_ratio_mean"].finite.head(5)
