@@ -102,7 +102,9 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("importance/truncated_fraction", "", "share of scored tokens whose weight was set to a bound"),
     Quantity("importance/weight_mean", "", "mean weight as applied"),
     Quantity("mismatch/numerics", "nats", "mean |log pi - log mu| of fresh completions, as far as rounding makes it"),
-    Quantity("mismatch/staleness", "nats", "by how much the step's own |log pi_old - log mu| exceeds that of fresh ones"),
+    Quantity(
+        "mismatch/staleness", "nats", "by how much the step's own |log pi_old - log mu| exceeds that of fresh ones"
+    ),
     Quantity("mismatch/bug", "nats", "the rest of the fresh gap: neither rounding nor age", (0.0, 1e-2), _BANDS),
     Quantity("importance/tokens", "tokens", "tokens that entered the importance metrics"),
     Quantity("policy/ratio_mean", "", "pi_theta / pi_old over trained tokens, last optimizer step of the step"),

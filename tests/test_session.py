@@ -230,7 +230,9 @@ def test_a_directory_that_holds_a_run_is_refused_before_the_model_is_loaded(
 
 def test_an_engine_that_loads_the_model_itself_cannot_know_new_tokens(tmp_path: Path) -> None:
     servers = {"kind": "vllm", "urls": ["http://127.0.0.1:1"]}
-    with pytest.raises(ConfigError, match=r"model.add_special_tokens is .*, which 'tiny' lacks, but engine.kind is 'vllm'"):
+    with pytest.raises(
+        ConfigError, match=r"model.add_special_tokens is .*, which 'tiny' lacks, but engine.kind is 'vllm'"
+    ):
         opened(config(model={"add_special_tokens": ["<a>"]}, engine=servers), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
