@@ -233,3 +233,15 @@ def test_a_long_state_is_read_row_by_row(tmp_path: Path) -> None:
     path.write_text(json.dumps({"best_metric": None, "log_history": rows, "max_steps": 5}))
     run = one(path)
     assert len(run.rows) == 45_000 and run.framework == "trl"
+
+
+@pytest.mark.parametrize(
+    "name", ["preflight.json", "profile.json", "environment.json", "findings.jsonl", "stalls.jsonl"]
+)
+def test_what_a_run_of_ours_says_of_itself_is_neither_a_setting_nor_a_row(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"optimizer": {"learning_rate": 1e-6}}))
+    (tmp_path / "metrics.jsonl").write_text(JSONL)
+    before = one(tmp_path)
+    (tmp_path / name).write_text(json.dumps({"checks": [{"check": "reasoning", "note": "<think>"}]}))
+    assert one(tmp_path).config == before.config
+    assert rewards(one(tmp_path)) == rewards(before)
