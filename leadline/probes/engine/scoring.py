@@ -77,7 +77,7 @@ def score_and_keep(drawn: Drawn, rows: Rows, sampling: Sampling) -> tuple[Tensor
         processed = _processed(logits, prompt, completion, sampling)
         logprobs.append(token_logprobs(processed, torch.tensor(completion)).double())
         entropies.append(token_entropies(processed).double())
-        places = torch.arange(first - begin, len(completion), stride)
+        places = torch.arange(len(completion))[first - begin :: stride]  # none in one shorter than the stride
         first = begin + int(places[-1]) + stride if len(places) else first
         seen = seen_before(prompt, completion, places.tolist(), logits.shape[1])
         kept.append(Kept(logits[places], torch.tensor(completion)[places], seen, drawn.engine[begin + places]))
