@@ -26,8 +26,8 @@ materials: $(READY)  ## warm start, then GRPO against a reward that computes ban
 	$(BIN)/leadline train recipes/materials.toml
 
 test: $(READY)  ## run all tests; those that need a real vLLM are skipped, and say so, where it cannot be installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not vllm"
 	$(MAKE) --no-print-directory vllm || test -z "$$LEADLINE_REQUIRE_VLLM"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not vllm"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm -rs
 
 check: $(READY)  ## formatting, lint, types, layout

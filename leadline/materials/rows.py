@@ -5,9 +5,10 @@ A prompt names a compound, its band gap and the window that the gap of the chang
     Material: GaAs
     Band gap: 1.55 eV
     Target: 1.80 to 2.00 eV
+    Change: +0.25 to +0.45 eV
 
-Every window is around the gap of some valid proposal for its compound, so every prompt has an answer, and excludes the
-gap of the compound itself.
+The last line is the difference of the two above it: a small model does not subtract. Every window is around the gap of
+some valid proposal for its compound, so every prompt has an answer, and excludes the gap of the compound itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -93,7 +94,11 @@ def _tasks(starts: Sequence[str], offset: float, seed: int) -> Iterator[Row]:
 
 
 def _row(material: str, low: float, high: float) -> Row:
-    prompt = f"Material: {material}\nBand gap: {gap_of(material):.2f} eV\nTarget: {low:.2f} to {high:.2f} eV\n"
+    gap = round(gap_of(material), 2)
+    prompt = (
+        f"Material: {material}\nBand gap: {gap:.2f} eV\n"
+        f"Target: {low:.2f} to {high:.2f} eV\nChange: {low - gap:+.2f} to {high - gap:+.2f} eV\n"
+    )
     return {"prompt": prompt, "material": material, "lowest": low, "highest": high}
 
 

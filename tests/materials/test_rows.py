@@ -32,8 +32,13 @@ def test_rows_depend_on_size_and_seed_alone() -> None:
 def test_a_prompt_names_the_compound_its_gap_and_a_window_that_excludes_it() -> None:
     for row in prompts(200, 0):
         gap = gap_of(row["material"])
-        lines = [row["material"], f"{gap:.2f} eV", f"{row['lowest']:.2f} to {row['highest']:.2f} eV"]
-        assert [line.split(": ")[1] for line in row["prompt"].splitlines()] == lines
+        material, band_gap, window, change = [line.split(": ")[1] for line in row["prompt"].splitlines()]
+        assert material == row["material"]
+        assert band_gap == f"{gap:.2f} eV"
+        assert window == f"{row['lowest']:.2f} to {row['highest']:.2f} eV"
+        assert [float(n) for n in change.removesuffix(" eV").split(" to ")] == pytest.approx(
+            [row["lowest"] - round(gap, 2), row["highest"] - round(gap, 2)]
+        )
         assert row["lowest"] > 0
         assert row["highest"] - row["lowest"] == pytest.approx(0.2)
         assert not row["lowest"] <= gap <= row["highest"]
