@@ -4,6 +4,7 @@ What autograd keeps of a forward pass is counted on two short rows of the recipe
 them: right for any architecture, dtype, adapter, and with recomputation, without a formula for each.
 """
 
+import bisect
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +26,9 @@ from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
 
 T = TypeVar("T")
 
-RESERVE = 0.9
-"""Of what is free, how much an automatic budget may take: a forecast is right within a fifth, and others need some too."""
+RESERVE = 0.75
+"""Of what is free, how much an automatic budget may take: glibc leaves holes of up to a third of what an update's tensors hold
+(measured on a CPU), a forecast of these is right within 15 %, and others need some memory too."""
 LEAST_TOKENS = 16
 
 
@@ -63,7 +65,7 @@ class Forecast:
     always: Mapping[str, int]
     """weights, reference, masters, moments, engine copy."""
     updating: Mapping[str, int]
-    """gradients, activations, logits: while the policy is updated."""
+    """gradients, activations, and what the pass at work needs: at the fullest moment of an update."""
     sampling: Mapping[str, int]
     """keys and values: while the hf engine samples."""
     overlapping: bool
@@ -89,28 +91,27 @@ class Forecast:
 
 
 def forecast(policy: Scorer, shape: Shape, tokens_per_micro: int) -> Forecast:
-    """What a run of this policy takes with micro-batches of `tokens_per_micro` tokens, groups being of this shape."""
+    """What a run of this policy takes with micro-batches of `tokens_per_micro` tokens, groups being of this shape.
+
+    Bytes that live tensors hold. What an allocator holds besides is not in them: see `RESERVE`.
+    """
+    return _forecast(policy, shape, tokens_per_micro, _kept_by_autograd(policy, shape))
+
+
+def _forecast(policy: Scorer, shape: Shape, tokens_per_micro: int, kept: "Kept") -> Forecast:
     config, model = policy.config, policy.model
     trained = [p for p in model.parameters() if p.requires_grad]
     masters = [p for p in trained if p.dtype != torch.float32]
-    weights = _bytes(model.parameters())
-    per_token, fixed = _kept_by_autograd(policy, shape)
-    tokens = min(tokens_per_micro, shape.tokens * config.rollout.groups_per_step)
     hf = config.engine.kind == "hf"
     return Forecast(
         always={
-            "weights": weights,
+            "weights": _bytes(model.parameters()),
             "reference": _bytes(policy.reference.parameters()) if policy.reference is not None else 0,
             "masters": 4 * sum(p.numel() for p in masters),
             "moments": 8 * sum(p.numel() for p in trained),
             "engine copy": _engine_copy(model, config) if hf else 0,
         },
-        updating={
-            "gradients": _bytes(trained) + 4 * sum(p.numel() for p in masters),
-            "activations": math.ceil(fixed + per_token * tokens),
-            "logits": _logits_bytes(policy, round(tokens * shape.group * shape.completion / shape.tokens)),
-            "backward": _backward_bytes(model, tokens),
-        },
+        updating=_fullest_moment(policy, shape, tokens_per_micro, kept),
         sampling={"keys and values": _cache_bytes(model, config, shape) if hf else 0},
         overlapping=hf and config.rollout.max_staleness > 0,
         free=free_bytes(next(model.parameters()).device),
@@ -124,13 +125,12 @@ def fitting_budget(policy: Scorer, shape: Shape) -> int:
     The weights are loaded already when this is asked; what else stays, and a gradient, must fit beside the activations.
     """
     most = shape.tokens * policy.config.rollout.groups_per_step
-    small, large = (forecast(policy, shape, tokens) for tokens in (LEAST_TOKENS, most))
-    loaded = small.always["weights"] + small.always["reference"] + small.always["masters"]
-    room = RESERVE * small.free + loaded
-    if large.total <= room:
+    kept = _kept_by_autograd(policy, shape)
+    whole = _forecast(policy, shape, most, kept)
+    room = RESERVE * whole.free + sum(whole.always[name] for name in ("weights", "reference", "masters"))
+    if whole.total <= room:
         return most
-    per_token = (large.total - small.total) / (most - LEAST_TOKENS) if most > LEAST_TOKENS else 0.0
-    fits = LEAST_TOKENS + int((room - small.total) / per_token) if per_token > 0 else most
+    fits = bisect.bisect_right(range(most), room, key=lambda tokens: _forecast(policy, shape, tokens, kept).total) - 1
     return max(fits, shape.prompt + shape.completion)
 
 
@@ -196,12 +196,35 @@ def size(count: int) -> str:
 # What autograd keeps --------------------------------------------------------------------------------------------------
 
 
-def _kept_by_autograd(policy: Scorer, shape: Shape) -> tuple[float, float]:
-    """(bytes a token, bytes whatever the length) that a forward pass leaves for its backward pass."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a forward pass leaves for its backward pass, without logits: bytes a token, and bytes whatever the length."""
+
+    per_token: float
+    fixed: float
+    recomputed: float
+    """Bytes a token of one block, computed again in the backward pass; 0 if all blocks are kept."""
+
+    def of(self, tokens: int) -> int:
+        return math.ceil(self.fixed + self.per_token * tokens)
+
+
+def _kept_by_autograd(policy: Scorer, shape: Shape) -> Kept:
+    recomputing = policy.config.model.gradient_checkpointing
+    per_token, fixed = _counted(policy, shape, recomputing=recomputing)
+    if not recomputing:
+        return Kept(per_token, fixed, 0.0)
+    whole, _ = _counted(policy, shape, recomputing=False)
+    blocks = plain_model(policy.model).config.get_text_config().num_hidden_layers
+    return Kept(per_token, fixed, max(0.0, whole - per_token) / blocks)
+
+
+def _counted(policy: Scorer, shape: Shape, *, recomputing: bool) -> tuple[float, float]:
+    """(bytes a token, bytes whatever the length)."""
     counts = []
     for scale in (1, 2):
         batch = _short_batch(shape, scale, policy.config)
-        counts.append((len(batch.token_ids) + len(batch.prompt_ids[0]), _kept(policy, batch)))
+        counts.append((len(batch.token_ids) + len(batch.prompt_ids[0]), _kept(policy, batch, recomputing=recomputing)))
     (few, less), (many, more) = counts
     per_token = (more - less) / (many - few)
     return per_token, max(0.0, less - per_token * few)
@@ -221,7 +244,7 @@ def _short_batch(shape: Shape, scale: int, config: Config) -> Batch:
     return build_batch([group], config, 0)
 
 
-def _kept(policy: Scorer, batch: Batch) -> int:
+def _kept(policy: Scorer, batch: Batch, *, recomputing: bool) -> int:
     own = {_storage(p) for p in policy.model.parameters()}
     vocab = plain_model(policy.model).get_output_embeddings().weight.shape[0]
     kept: dict[int, Tensor] = {}  # the tensors too: a freed storage's address may come again
@@ -231,20 +254,23 @@ def _kept(policy: Scorer, batch: Batch) -> int:
             kept[_storage(tensor)] = tensor
         return tensor
 
-    with _as_in_an_update(policy), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with (
+        _training_mode(policy.model, recomputing),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
         scores = policy.logprobs(batch, batch.forwarded)
     del scores
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 @contextmanager
-def _as_in_an_update(policy: Scorer) -> Iterator[None]:
+def _training_mode(model: nn.Module, on: bool) -> Iterator[None]:
     """Transformers recomputes activations in training mode only."""
-    policy.model.train(policy.config.model.gradient_checkpointing)
+    model.train(on)
     try:
         yield
     finally:
-        policy.model.eval()
+        model.eval()
 
 
 def _storage(tensor: Tensor) -> int:
@@ -254,20 +280,57 @@ def _storage(tensor: Tensor) -> int:
 # The other parts ------------------------------------------------------------------------------------------------------
 
 
+def _fullest_moment(policy: Scorer, shape: Shape, tokens_per_micro: int, kept: Kept) -> dict[str, int]:
+    """Parts of an update when they are most: in the head's pass, or in a layer's, as the backward pass begins or ends.
+
+    Before the first micro-batch has gone backward there are no gradients but those of the head.
+    """
+    optimizer = policy.config.optimizer
+    step = math.ceil(shape.tokens * policy.config.rollout.groups_per_step / optimizer.minibatches)
+    tokens = min(tokens_per_micro, step)
+    trained = [p for p in policy.model.parameters() if p.requires_grad]
+    masters = 4 * sum(p.numel() for p in trained if p.dtype != torch.float32)
+    gradients = _bytes(trained) + masters
+    head = [p for p in plain_model(policy.model).get_output_embeddings().parameters() if p.requires_grad]
+    held = {"gradients": gradients if tokens < step else _bytes(head), "activations": kept.of(tokens)}
+    layer = {"a layer's pass": _layer_bytes(policy.model, tokens, kept)}
+    logits = _logits_bytes(policy, round(tokens * shape.group * shape.completion / shape.tokens))
+    moments = (held | {"logits": logits}, held | layer, {"gradients": gradients} | layer)
+    return max(moments, key=lambda parts: sum(parts.values()))
+
+
 def _logits_bytes(policy: Scorer, predicted: int) -> int:
-    """Of the head: a chunk's logits, their exponentials and their gradient, or as many as that of all tokens and more."""
-    entries = predicted * plain_model(policy.model).get_output_embeddings().weight.shape[0]
+    """Of the head: matrices of a chunk's logits, or of all tokens'."""
+    entries = predicted * int(plain_model(policy.model).get_output_embeddings().weight.shape[0])
     if policy.head is None:
-        return 5 * 4 * int(entries)
-    sweep = SWEEP if next(policy.model.parameters()).device.type == "cpu" else ACCELERATOR_SWEEP
-    return 3 * 4 * min(int(entries), 2 * sweep)
+        return 4 * WHOLE_LOGITS * entries
+    parameter = next(policy.model.parameters())
+    sweep = SWEEP if parameter.device.type == "cpu" else ACCELERATOR_SWEEP
+    product = 0 if parameter.dtype == torch.float32 else parameter.element_size()  # float32 logits take its place
+    return (4 * _matrices(policy) + product) * (entries if entries <= 2 * sweep else sweep)
 
 
-def _backward_bytes(model: nn.Module, tokens: int) -> int:
-    """Of one layer's backward pass: gradients of the widest activations, three at a time."""
+WHOLE_LOGITS = 5
+"""Matrices of all logits, in float32, where they are not computed by chunks."""
+
+
+def _matrices(policy: Scorer) -> int:
+    """How many of a chunk's logits in float32 there are at once: they and their gradient, or what replaying the sampler needs."""
+    sampling = policy.config.sampling
+    needs = {
+        2: True,
+        3: sampling.top_k > 0 or sampling.min_p > 0 or policy.config.objective.entropy_bonus != 0,
+        7: policy.head.softcap is not None or sampling.repetition_penalty != 1,  # autograd keeps the way to them
+        13: sampling.top_p < 1,  # sorted, with indices of 8 bytes
+    }
+    return max(count for count, needed in needs.items() if needed)
+
+
+def _layer_bytes(model: nn.Module, tokens: int, kept: Kept) -> int:
+    """Of one layer's backward pass: gradients of the widest activations, two at a time, and what is computed again."""
     config = plain_model(model).config.get_text_config()
     width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    return 3 * tokens * int(width) * next(model.parameters()).element_size()
+    return round(tokens * (kept.recomputed + 2 * int(width) * next(model.parameters()).element_size()))
 
 
 def _engine_copy(model: nn.Module, config: Config) -> int:

@@ -154,7 +154,7 @@ class Optimizer:
         """
         beta1, beta2, count = self._settings.beta1, self._settings.beta2, float(state["step"])
         first, second = 1 - beta1**count, (1 - beta2**count) ** 0.5
-        factor = second / first
+        factor: float = second / first
         total = torch.zeros((), dtype=torch.float64, device=weight.device)
         flat = [_in_full(x).flatten().split(PIECE) for x in (state["exp_avg"], state["exp_avg_sq"], weight)]
         for mean, square, value in zip(*flat, strict=True):

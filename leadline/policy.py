@@ -17,6 +17,7 @@ from leadline.batch import Batch, Minibatch, micro_batches, minibatches, pack
 from leadline.config import Config
 from leadline.errors import ModelError, TrainingError
 from leadline.heads import ModelHead
+from leadline.kernel_caches import bound_kernel_caches
 from leadline.memory import Budget
 from leadline.models import Loaded, adapter_weights, is_lora, merged_weights, save_model
 from leadline.objective.losses import entropy_threshold
@@ -33,6 +34,7 @@ class Policy:
     """The model that is trained, with its optimizer and its frozen reference."""
 
     def __init__(self, loaded: Loaded, config: Config) -> None:
+        bound_kernel_caches()
         self.config = config
         self.loaded = loaded
         self.model: nn.Module = loaded.model

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from leadline.trackers import Tracker, open_trackers
 from leadline.train import Step, train
 from leadline.types import Group
 from leadline.watchdog import Watchdog
+from leadline.writer import Writer
 
 POSITION = "position.json"
 """In a checkpoint: the `Place` where the stream of groups goes on."""
@@ -72,6 +74,7 @@ class Session:
     preflight: Preflight | None = None
     """What was looked at before the first step; None = nothing is, and nothing is said of it."""
     _saving: threading.Lock = field(default_factory=threading.Lock)
+    _writer: Writer = field(default_factory=Writer)
 
     def __post_init__(self) -> None:
         self.watchdog = Watchdog(
@@ -103,6 +106,7 @@ class Session:
                 await self.engine.close()
             for tracker in self.trackers:
                 tracker.close()
+            self._writer.finish()
         first, last = min(self.evaluations, default=0), max(self.evaluations, default=0)
         if first == last:
             return None
@@ -155,8 +159,7 @@ class Session:
         self.run_dir.write_metrics(step.metrics)
         for tracker in self.trackers:
             tracker.log(step.number, step.metrics)
-        self.run_dir.write_rollouts(step.number, step.groups, step.batch.advantages.tolist(), step.update.fates)
-        self.run_dir.write_blackbox(step.number, step.update.blackbox, _about(step), keep=step.update.discarded)
+        await self._writer.put(partial(self._write_tokens, step))
         self.screen.show(step.metrics, self.findings)
         if self.profile is not None:
             flops = update_flops(self.policy.model, step.batch, passes=self.config.optimizer.epochs_per_batch)
@@ -164,6 +167,11 @@ class Session:
         every = self.config.run.checkpoint_every
         if every and step.number % every == 0:
             await asyncio.to_thread(self._save)
+
+    def _write_tokens(self, step: Step) -> None:
+        """Its rollouts and its black box: on a thread, for nothing in the run waits for them but the next checkpoint."""
+        self.run_dir.write_rollouts(step.number, step.groups, step.batch.advantages.tolist(), step.update.fates)
+        self.run_dir.write_blackbox(step.number, step.update.blackbox, _about(step), keep=step.update.discarded)
 
     async def _mismatch(self, groups: Sequence[Group], metrics: Mapping[str, float]) -> dict[str, float]:
         """How far engine and policy are apart, if it is time to look. The engine holds the policy's weights now."""
@@ -208,6 +216,7 @@ class Session:
 
     def _save(self) -> None:
         """Checkpoint the last step, unless weights are ahead of what is written down of it, or change just now."""
+        self._writer.finish()  # a checkpoint is of steps that are written down whole
         step, place = self.policy.version, self.place
 
         def write(directory: Path) -> None:

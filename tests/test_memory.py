@@ -1,11 +1,6 @@
 """The forecast, the budget that fits, and what happens when memory runs out all the same."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,20 +11,16 @@ from leadline.memory import Budget, Shape, fitting_budget, forecast, plan_memory
 from leadline.policy import Policy
 from leadline.settings.optimizer import Optimizer
 from tests.builders import groups, on_policy, policy, same, settings, snapshot
-from tests.memory_peak import CASES
+from tests.memory_peak import CASES, measure
 
-ERROR = 0.25
-"""A forecast is this near the measured peak of an update, one way or the other."""
+ERROR = 0.15
+"""A forecast is this near the most that an update holds, one way or the other."""
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc")
 @pytest.mark.parametrize("case", CASES)
-def test_the_forecast_of_an_update_is_near_its_measured_peak(case: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.memory_peak", case]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    result = json.loads(output.splitlines()[-1])
-    assert result["forecast"] == pytest.approx(result["measured"], rel=ERROR)
+def test_the_forecast_of_an_update_is_near_the_most_that_its_tensors_hold(case: str) -> None:
+    expected, measured = measure(CASES[case])
+    assert expected == pytest.approx(measured, rel=ERROR)
 
 
 def test_the_parts_are_those_that_the_settings_ask_for() -> None:

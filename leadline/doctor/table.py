@@ -40,6 +40,7 @@ STATES: tuple[State, ...] = tuple(State)
 PRESENT, MISSING, NULL, DROPPED, PLACEHOLDER, NON_FINITE, STRING = range(len(STATES))
 LOGGED = (PRESENT, NULL, NON_FINITE)
 """Codes of what counts as logged: a number, or one that is undefined."""
+_IS_LOGGED = np.isin(np.arange(len(STATES)), LOGGED)
 
 _WORDS = {"nan": np.nan, "inf": np.inf, "infinity": np.inf, "-inf": -np.inf, "-infinity": -np.inf, "+inf": np.inf}
 
@@ -54,6 +55,11 @@ class Column:
     @classmethod
     def of(cls, values: Sequence[Any], missing: Any) -> Self:
         """From anything that a log may hold; items that are `missing` itself were not logged."""
+        known = [np.nan if value is missing else value for value in values]
+        if all(type(value) is float for value in known):  # the common case, and the live doctor asks at every step
+            column = cls.of_numbers(np.array(known, np.float64))
+            column.codes[[value is missing for value in values]] = MISSING
+            return column
         numbers = np.full(len(values), np.nan)
         codes = np.empty(len(values), np.uint8)
         for i, value in enumerate(values):
@@ -68,7 +74,8 @@ class Column:
     @property
     def logged(self) -> NDArray[np.bool_]:
         """True of the rows that have a number or an undefined one."""
-        return np.isin(self.codes, LOGGED)
+        known: NDArray[np.bool_] = _IS_LOGGED[self.codes]
+        return known
 
     def take(self, rows: NDArray[Any]) -> "Column":
         """The same at other rows: indices or a mask."""

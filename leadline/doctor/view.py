@@ -55,7 +55,7 @@ class View:
 
     def family(self, pattern: str) -> dict[str, Series]:
         """Logged quantities whose whole name matches, e.g. r"reward/[^/]+/mean"."""
-        return {name: self[name] for name in self.names if re.fullmatch(pattern, name)}
+        return {name: self[name] for name in _named(self.names, pattern)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -237,6 +237,12 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 def _said(name: str, value: Any) -> str:
     off = not value or value in ("none", "None", "null", "false", "False", "off")
     return str(value).lower() if off else f"{name.lower()} = {str(value).lower()}"
+
+
+@lru_cache(maxsize=256)
+def _named(names: tuple[str, ...], pattern: str) -> tuple[str, ...]:
+    """Those that match as a whole. A live run asks it of the same names at every step."""
+    return tuple(name for name in names if re.fullmatch(pattern, name))
 
 
 @lru_cache(maxsize=1024)

@@ -1,7 +1,6 @@
 """The decode loop of the hf engine: which completions run, one token for each of them at a time, and when they end."""
 
 import asyncio
-import inspect
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
 
-from leadline.engines.hf_attention import one_token_attention
+from leadline.engines.hf_attention import OneTokenAttention
 from leadline.engines.hf_cache import RowCache
+from leadline.engines.hf_forward import Forward
 from leadline.engines.hf_packed import PackedLinears
+from leadline.engines.hf_prompts import Group, PromptCache
 from leadline.errors import EngineError
-from leadline.models import plain_model
 from leadline.objective.drawing import draw_scored
 from leadline.objective.logprobs import token_logprobs
 from leadline.objective.sampling import processed_logits
@@ -79,8 +78,9 @@ class Decoder:
         self._eos_ids = eos_ids
         self._seed = seed
         self._max_batch = max_batch
-        self._forward = _Forward(model)
+        self._forward = Forward(model)
         self._packed = PackedLinears(model)
+        self._attention = OneTokenAttention(model)
         self._shared = shared
         self._rows: list[Row] = []
         self._cache = RowCache()
@@ -98,7 +98,7 @@ class Decoder:
         if self.weights_are_new:
             self._packed.refresh()
             self.weights_are_new = False
-        with torch.inference_mode(), _evaluating(self.model), self._packed.active(), one_token_attention(self.model):
+        with torch.inference_mode(), _evaluating(self.model), self._packed.active(), self._attention.active():
             self._drop_cancelled()
             admitted = self._admissible()
             rows = self._prefill(admitted) if admitted else self._decode()
@@ -157,16 +157,20 @@ class Decoder:
         streams = (np.random.default_rng(key).random(request.sampling.max_tokens) for key in keys)
         return [Row(request, sample, stream) for sample, stream in zip(samples, streams, strict=True)]
 
+    def _new_group(self, cache: PromptCache, length: int, n: int) -> Group:
+        shared = n > 1 and self._forward.can_share(cache)
+        return Group(n, 0, length, cache.layers) if shared else Group(n, length)
+
     # One token -------------------------------------------------------------------------------------------------------
 
     def _prefill(self, admitted: Sequence[tuple[Request, int]]) -> list[Row]:
-        """Each prompt is forwarded once, alone and unpadded; its completions start from copies of its cache."""
+        """Each prompt is forwarded once, alone and unpadded; its completions share its cache, or start from copies."""
         rows: list[Row] = []
         prefilled, logits = [], []
         for request, n in admitted:
-            ids, cache = request.prompt.token_ids, DynamicCache()
+            ids, cache = request.prompt.token_ids, PromptCache()
             logits.append(self._forward([ids], [list(range(len(ids)))], None, cache).expand(n, -1))
-            prefilled.append((cache, len(ids), n))
+            prefilled.append((cache, self._new_group(cache, len(ids), n)))
             rows += self._new_rows(request, n)
         self._cache.admit(prefilled, max(request.sampling.max_tokens for request, _ in admitted))
         self._rows += rows
@@ -178,8 +182,17 @@ class Decoder:
         if rows:
             positions = [[length] for length in self._cache.lengths]
             mask = self._cache.extend()
-            self._draw(rows, self._forward([row.token_ids[-1:] for row in rows], positions, mask, self._cache.cache))
+            logits = self._forward([row.token_ids[-1:] for row in rows], positions, mask, self._cache.cache)
+            self._check_prompts_read()
+            self._draw(rows, logits)
         return rows
+
+    def _check_prompts_read(self) -> None:
+        if not self._cache.prompts_read():
+            raise EngineError(
+                f"engine.kind is 'hf', but {type(self.model).__name__} attends to a new token in another way than to its "
+                "prompt. The completions would not see their prompts. Set engine.kind = 'vllm'."
+            )
 
     def _draw(self, rows: Sequence[Row], logits: Tensor) -> None:
         """The next token of each row, with its logprob and version; rows that end with it leave the batch."""
@@ -220,10 +233,10 @@ class Decoder:
         return ids.tolist(), logprobs.tolist()
 
     def _remove(self, places: Sequence[int]) -> None:
-        """Rows leave the batch: the last row takes the place of each."""
+        """Rows leave the batch; others move into their places."""
         for i in reversed(places):
-            self._cache.remove(i)
-            self._rows[i] = self._rows[-1]
+            for source, target in self._cache.remove(i):
+                self._rows[target] = self._rows[source]
             self._rows.pop()
         if places and not self._rows:
             self._cache = RowCache()
@@ -252,30 +265,6 @@ class Decoder:
             row.token_ids[-longest:], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return any(stop in tail for stop in stops)
-
-
-class _Forward:
-    """The logits that follow the last token of each row, whatever the model calls its arguments."""
-
-    def __init__(self, model: Any) -> None:
-        # peft: the layers inside it carry the adapter, the wrapper adds nothing.
-        self._model = plain_model(model)
-        known = inspect.signature(self._model.forward).parameters
-        self._cache_name = "cache" if "cache" in known else "past_key_values"
-        self._options = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
-        self._takes_positions = "position_ids" in known
-        self.context_length = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-
-    def __call__(
-        self, ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], mask: Tensor | None, cache: Any
-    ) -> Tensor:
-        device = self._model.device
-        options: dict[str, Any] = {self._cache_name: cache, **self._options}
-        if self._takes_positions:
-            options["position_ids"] = torch.tensor(positions, device=device)
-        output = self._model(input_ids=torch.tensor(ids, device=device), attention_mask=mask, use_cache=True, **options)
-        logits: Tensor = output.logits[:, -1]
-        return logits
 
 
 @contextmanager

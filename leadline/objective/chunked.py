@@ -216,7 +216,8 @@ def _row_scores(
     masses = torch.exp(below, out=room.take(*below.shape))
     total = masses.sum(-1)
     log_total = total.log()
-    weighted = torch.linalg.vecdot(masses, below)
+    products = masses.mul_(below)  # in place: one matrix of the logits' size less
+    weighted = products.sum(-1)
     if bool(weighted.isnan().any()):  # 0 times -inf, where entries fell: p log p is 0 in the limit
-        weighted = torch.linalg.vecdot(masses, below.masked_fill(below == -math.inf, 0.0))
+        weighted = products.masked_fill_(below == -math.inf, 0.0).sum(-1)
     return below.gather(-1, targets[:, None])[:, 0] - log_total, log_total - weighted / total, log_total

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 BLOCK = 256
-"""Entries that are summed up before anything is cumulated: few sums in float64 cost little, and are as exact as all."""
+"""Entries that are summed up, in float32 as they are, before anything is cumulated, in float64: no large copy is made."""
 
 
 def draw_scored(
@@ -20,8 +20,9 @@ def draw_scored(
     """
     top = logits.amax(-1, keepdim=True)
     mass = (logits - top).exp_()
-    blocks = nn.functional.pad(mass, (0, -mass.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    cumulative = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    missing = -mass.shape[1] % BLOCK
+    blocks = (nn.functional.pad(mass, (0, missing)) if missing else mass).unflatten(1, (-1, BLOCK))
+    cumulative = blocks.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1:]
     _check(total)
     # A float32 uniform can round up to 1: the largest target still lies below the total.
