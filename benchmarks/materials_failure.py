@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from leadline.batch import Batch
 from leadline.config import Config
 from leadline.doctor.diagnosis import diagnose
 from leadline.doctor.readers import read_runs
@@ -30,7 +29,8 @@ from leadline.engines.base import Engine
 from leadline.engines.hf import HFEngine
 from leadline.errors import LeadlineError, ModelError
 from leadline.models import Loaded, load_model
-from leadline.policy import Policy
+from leadline.policy.batch import Batch
+from leadline.policy.policy import Policy
 from leadline.recipe import load_config
 from leadline.replay.record import Recorded, read_step
 from leadline.replay.report import replay, restoring

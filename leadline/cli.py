@@ -21,7 +21,7 @@ from leadline.config import Config
 from leadline.doctor.command import AFTERWORDS, doctor, rules
 from leadline.engines.serve_command import serve
 from leadline.errors import ConfigError, LeadlineError
-from leadline.interrupt import StopOnce, heard
+from leadline.loop.interrupt import StopOnce, heard
 from leadline.numerals import duration
 from leadline.probes.command import probe
 from leadline.recipe import load_config

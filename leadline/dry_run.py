@@ -22,7 +22,7 @@ from leadline.engines.scripted import ScriptedEngine, echo_script
 from leadline.errors import DataError, LeadlineError, ModelError
 from leadline.model_sources import read_tokenizer
 from leadline.models import load_model
-from leadline.policy import Policy
+from leadline.policy.policy import Policy
 from leadline.rewards.scorer import Scorer, build_scorer
 from leadline.rollouts import Roller
 from leadline.settings.model import Model

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.attention import recomputing_contexts
 from leadline.errors import ModelError
 from leadline.model_sources import add_special_tokens, own_tokenizer, read_model, seeded
+from leadline.policy.attention import recomputing_contexts
 from leadline.settings.model import Model as ModelSettings
 
 

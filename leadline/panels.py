@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from leadline.doctor.rule import Finding
+from leadline.loop.waiting import bottleneck
 from leadline.metrics import LEDGER_STAGES, find
 from leadline.numerals import duration, number, share
-from leadline.waiting import bottleneck
 
 ACCENT, GOOD, BAD, ODD, DIM = "#5fafd7", "#5faf5f", "#ff5f5f", "#ffaf5f", "#8a8a8a"
 

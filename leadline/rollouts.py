@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from leadline.activity import Activity
 from leadline.config import Config
 from leadline.config_problems import OVERLONG
 from leadline.decoding import decode
 from leadline.engines.base import Engine
 from leadline.errors import RewardError
+from leadline.loop.activity import Activity
 from leadline.rewards.overlong import soft_overlong
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Group, Prompt, Rollout

@@ -16,10 +16,10 @@ from rich.live import Live
 
 from leadline.config import Config
 from leadline.doctor.rule import Finding
+from leadline.loop.waiting import Bottleneck, bottleneck
 from leadline.numerals import duration, number, share
 from leadline.panels import View, screen
 from leadline.sft.config import AnyConfig
-from leadline.waiting import Bottleneck, bottleneck
 
 REMEMBERED_STEPS = 10
 """A finding that no longer holds is still shown, dimmed, for so many steps."""

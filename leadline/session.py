@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
-from leadline.concurrency import PlainTaskGroup
 from leadline.config import Config
 from leadline.data import PromptData, load_prompts
 from leadline.doctor.examine import live_findings
@@ -23,14 +22,17 @@ from leadline.engines.vllm_build import build_inprocess_engine, build_vllm_engin
 from leadline.engines.vllm_server import check_installed
 from leadline.errors import ConfigError, EngineError, NoSignalError, RewardError, StalledError, TrainingError
 from leadline.evaluate import Difference, Evaluation, evaluate, paired_difference
-from leadline.memory import plan_memory
+from leadline.loop.concurrency import PlainTaskGroup
+from leadline.loop.place import Place
+from leadline.loop.watchdog import Watchdog
+from leadline.loop.writer import Writer
 from leadline.models import Loaded, load_model
-from leadline.place import Place
-from leadline.policy import Policy
+from leadline.policy.memory import plan_memory
+from leadline.policy.policy import Policy
+from leadline.policy.profile import Profile, gemm_rate, update_flops
 from leadline.probes.engine.live import measure_mismatch
 from leadline.probes.preflight.flight import Preflight, show_checks
 from leadline.probes.preflight.parts import Parts
-from leadline.profile import Profile, gemm_rate, update_flops
 from leadline.rewards.scorer import build_scorer
 from leadline.rollouts import Roller
 from leadline.run_dir import RunDir, read_evaluations, read_metrics
@@ -39,8 +41,6 @@ from leadline.settings.section import Section
 from leadline.trackers import Tracker, open_trackers
 from leadline.train import Step, train
 from leadline.types import Group
-from leadline.watchdog import Watchdog
-from leadline.writer import Writer
 
 POSITION = "position.json"
 """In a checkpoint: the `Place` where the stream of groups goes on."""

@@ -11,20 +11,20 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from leadline.activity import Activity
-from leadline.batch import Batch, build_batch
-from leadline.concurrency import PlainTaskGroup, whole
 from leadline.config import Config
 from leadline.engines.base import Engine
 from leadline.errors import NoSignalError, TrainingError
-from leadline.place import Place
-from leadline.replay_buffer import ReplayBuffer, fresh
-from leadline.rollout_queue import PromptSource, RolloutQueue, check_staleness
+from leadline.loop.activity import Activity
+from leadline.loop.concurrency import PlainTaskGroup, whole
+from leadline.loop.place import Place
+from leadline.loop.replay_buffer import ReplayBuffer, fresh
+from leadline.loop.rollout_queue import PromptSource, RolloutQueue, check_staleness
+from leadline.loop.waiting import StepWatch
+from leadline.policy.batch import Batch, build_batch
+from leadline.policy.update_metrics import Update
 from leadline.rollouts import Roller, check_failures, has_signal, rollout_metrics
 from leadline.settings.rollout import RolloutSettings
 from leadline.types import Group, Weights
-from leadline.update_metrics import Update
-from leadline.waiting import StepWatch
 
 
 class Trainee(Protocol):

@@ -1,4 +1,4 @@
-"""The nouns. Plain data without torch; tensors begin in `batch.py`."""
+"""The nouns. Plain data without torch; tensors begin in `policy/batch.py`."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.batch import Batch, build_batch
 from leadline.config import Config, parse_config
 from leadline.models import load_model
-from leadline.policy import Policy
+from leadline.policy.batch import Batch, build_batch
+from leadline.policy.policy import Policy
+from leadline.policy.update_metrics import Update
 from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
-from leadline.update_metrics import Update
 
 VOCABULARY = 260
 NAN = math.nan

@@ -5,19 +5,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from leadline.batch import Batch
 from leadline.config import Config
 from leadline.data import PromptStream
 from leadline.engines.base import Engine
 from leadline.engines.scripted import ScriptedEngine
 from leadline.model_sources import read_tokenizer
+from leadline.policy.batch import Batch
+from leadline.policy.update_metrics import Update
 from leadline.rewards.component import component
 from leadline.rewards.scorer import Scorer
 from leadline.rollouts import Roller
 from leadline.settings.model import Model
 from leadline.train import Step, train
 from leadline.types import Completion, FinishReason, Prompt, Weights
-from leadline.update_metrics import Update
 
 TOKENIZER = read_tokenizer(Model(name="tiny"))
 

@@ -4,8 +4,8 @@ import ctypes
 import json
 import random
 
-from leadline.batch import Batch, build_batch
 from leadline.config import Config
+from leadline.policy.batch import Batch, build_batch
 from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
 from tests.builders import settings
 from tests.memory_peak import random_policy

@@ -7,12 +7,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from leadline.attention import recomputing_contexts
-from leadline.batch import Batch, build_batch
 from leadline.config import Config
-from leadline.memory import Shape, forecast
 from leadline.models import Loaded
-from leadline.policy import Policy
+from leadline.policy.attention import recomputing_contexts
+from leadline.policy.batch import Batch, build_batch
+from leadline.policy.memory import Shape, forecast
+from leadline.policy.policy import Policy
 from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
 from tests.builders import settings
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leadline.batch import Batch
 from leadline.config import Config
-from leadline.policy import Policy
-from leadline.self_check import set_attention
+from leadline.policy.batch import Batch
+from leadline.policy.policy import Policy
+from leadline.policy.self_check import set_attention
 from tests import reference
 from tests.builders import groups, on_policy, optimizer_inputs, policy, settings
 

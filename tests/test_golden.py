@@ -23,7 +23,7 @@ import pytest
 from leadline.config import Config
 from leadline.engines.scripted import ScriptedEngine, echo_script
 from leadline.models import load_model
-from leadline.policy import Policy
+from leadline.policy.policy import Policy
 from tests.builders import settings
 from tests.loops import run, token_sum
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from leadline.policy import Policy
-from leadline.update_metrics import Update
+from leadline.policy.policy import Policy
+from leadline.policy.update_metrics import Update
 from tests.builders import NAN, all_finite, group, groups, on_policy, poison_logits, policy, same, settings, snapshot
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.batch import Batch, build_batch
-from leadline.policy import Policy
-from leadline.step_loss import Scores
+from leadline.policy.batch import Batch, build_batch
+from leadline.policy.policy import Policy
+from leadline.policy.step_loss import Scores
+from leadline.policy.update_metrics import Update
 from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
-from leadline.update_metrics import Update
 from tests.builders import (
     MODELS,
     NAN,

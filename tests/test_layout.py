@@ -31,7 +31,7 @@ ALLOWED = {
 BUILDERS = {"session", "sft", "replay", "dry_run", "cli", "probes"}
 """Where parts are chosen and put together."""
 
-PARTS = {"leadline.engines.hf", "leadline.engines.scripted", "leadline.engines.vllm_http", "leadline.policy"}
+PARTS = {"leadline.engines.hf", "leadline.engines.scripted", "leadline.engines.vllm_http", "leadline.policy.policy"}
 """What is chosen by a setting, or holds the weights: only builders, and the parts themselves, name them."""
 
 LIGHT = {
@@ -180,7 +180,6 @@ TESTED_ELSEWHERE = {
     "__init__.py": "test_cli.py",
     "__main__.py": "test_cli.py",
     "errors.py": "test_cli.py",
-    "interrupt.py": "test_resume.py",
     "model_sources.py": "test_models.py",
     "sft/__init__.py": "sft/test_command.py",
     "sft/dry_run.py": "sft/test_command.py",
@@ -204,8 +203,11 @@ TESTED_ELSEWHERE = {
     "engines/vllm_weights.py": "engines/test_vllm_real.py",
     "engines/vllm_worker.py": "engines/test_vllm_real.py",
     "integrations/": "integrations/",
+    "loop/__init__.py": "test_train.py",
+    "loop/interrupt.py": "test_resume.py",
     "materials/__init__.py": "materials/test_rows.py",
     "objective/__init__.py": "test_layout.py",
+    "policy/__init__.py": "policy/test_policy.py",
     "probes/": "probes/test_command.py",
     "probes/engine/": "probes/engine/",
     "objective/ratios.py": "objective/test_losses.py",

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from leadline.ledger import Ledger, Pass
 from leadline.metrics import LEDGER_STAGES
+from leadline.policy.update_metrics import Update
 from leadline.types import Group
-from leadline.update_metrics import Update
 from tests.builders import NAN, group, groups, logprob_gradients, on_policy, policy, settings, stages
 
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "reinforce")

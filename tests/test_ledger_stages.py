@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from leadline.metrics import LEDGER_STAGES
+from leadline.policy.update_metrics import Update
 from leadline.types import FinishReason, Group
-from leadline.update_metrics import Update
 from tests.builders import (
     NAN,
     group,

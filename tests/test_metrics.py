@@ -9,7 +9,7 @@ from leadline.engines.hf import HFEngine
 from leadline.evaluate import evaluate
 from leadline.metrics import LEDGER_STAGES, QUANTITIES, find
 from leadline.models import load_model
-from leadline.policy import Policy
+from leadline.policy.policy import Policy
 from leadline.rewards.scorer import build_scorer
 from leadline.rollouts import Roller
 from leadline.train import Step, train

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from leadline import train as loop
-from leadline.batch import build_batch
 from leadline.config import Config
 from leadline.engines.hf import HFEngine
 from leadline.engines.scripted import ScriptedEngine, echo_script
 from leadline.errors import EngineError, LeadlineError, NoSignalError, RewardError, StalenessError, TrainingError
+from leadline.loop.rollout_queue import RolloutQueue
 from leadline.models import load_model
-from leadline.policy import Policy
+from leadline.policy.batch import build_batch
+from leadline.policy.policy import Policy
 from leadline.rewards.length import length
-from leadline.rollout_queue import RolloutQueue
 from leadline.train import Step
 from leadline.types import Completion, Group, Prompt
 from tests.builders import same, settings, snapshot

@@ -10,8 +10,8 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 import torch
 from torch import Tensor
 
-from leadline.batch import Batch, Minibatch, build_batch
-from leadline.step_loss import Before, loss_shares, step_loss
+from leadline.policy.batch import Batch, Minibatch, build_batch
+from leadline.policy.step_loss import Before, loss_shares, step_loss
 from tests.builders import group, policy, settings
 from tests.integrations.trl_runs import build
 

@@ -14,11 +14,11 @@ import torch
 
 from benchmarks.trl_compare.cells import MODEL, Cell
 from benchmarks.trl_compare.measure import reset_peak, resident
-from leadline.batch import Batch, build_batch
 from leadline.config import parse_config
 from leadline.models import load_model
-from leadline.policy import Policy
-from leadline.profile import gemm_rate, update_flops
+from leadline.policy.batch import Batch, build_batch
+from leadline.policy.policy import Policy
+from leadline.policy.profile import gemm_rate, update_flops
 from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
 
 BUDGET = 2048

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trl_compare.cells import MODEL, Cell
-from leadline.batch import Batch, build_batch
 from leadline.config import Config, parse_config
 from leadline.engines.hf_decode import Row
+from leadline.policy.batch import Batch, build_batch
 from leadline.screen import Screen
 from leadline.session import Session, open_session
 from leadline.train import train

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from leadline.attention import NAME as SHARED
-from leadline.attention import shared_prefix_attention
 from leadline.engines.hf_cache import RowLayer
 from leadline.engines.hf_prompts import PromptLayer, attend_to_prompts, layer_of
+from leadline.policy.attention import NAME as SHARED
+from leadline.policy.attention import shared_prefix_attention
 
 NAME = "leadline_one_token"
 

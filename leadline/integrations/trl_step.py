@@ -13,8 +13,8 @@ from leadline.integrations.trl_loss import LossSettings, gains, off_policy, shar
 from leadline.ledger import Ledger, Pass, account_unforwarded
 from leadline.objective.losses import entropy_threshold, high_entropy_mask
 from leadline.objective.segments import segment_mean, segment_sum
-from leadline.step_loss import TokenRecord
-from leadline.update_metrics import importance_metrics, policy_metrics
+from leadline.policy.step_loss import TokenRecord
+from leadline.policy.update_metrics import importance_metrics, policy_metrics
 
 REWARD, LENGTH, GROUP = "leadline_reward", "leadline_length", "leadline_group"
 """What the callback adds to TRL's tensors of a completion, so that TRL shuffles and splits it like its own."""

@@ -12,13 +12,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from leadline.batch import Batch, build_batch
 from leadline.config import Config, parse_config
 from leadline.errors import ConfigError, RunDirError
 from leadline.metrics import LEDGER_STAGES
-from leadline.optimizer import Outcome
+from leadline.policy.batch import Batch, build_batch
+from leadline.policy.optimizer import Outcome
+from leadline.policy.step_loss import Scores
 from leadline.run_dir import read_metrics
-from leadline.step_loss import Scores
 from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
 
 BLACKBOX = "blackbox"

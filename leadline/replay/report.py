@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leadline.batch import Batch
 from leadline.config import Config
 from leadline.errors import ConfigError
+from leadline.policy.batch import Batch
 from leadline.replay.changes import Change, usual_changes
 from leadline.replay.record import Recorded, read_step
 from leadline.replay.step import Replayed, Unseen, replay_step

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leadline.batch import Batch, Minibatch, micro_batches, minibatches
 from leadline.config import Config
 from leadline.objective.losses import entropy_threshold
-from leadline.optimizer import Outcome
+from leadline.policy.batch import Batch, Minibatch, micro_batches, minibatches
+from leadline.policy.optimizer import Outcome
+from leadline.policy.step_loss import Before, Scores, Terms, TokenRecord, loss_shares, step_loss
+from leadline.policy.update_metrics import OptimizerStep, summarize
 from leadline.replay.record import Seen
-from leadline.step_loss import Before, Scores, Terms, TokenRecord, loss_shares, step_loss
-from leadline.update_metrics import OptimizerStep, summarize
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from leadline.batch import Batch, micro_batches
 from leadline.config import Config
 from leadline.models import load_model
-from leadline.optimizer import Outcome
-from leadline.policy import Policy, load_weights
+from leadline.policy.batch import Batch, micro_batches
+from leadline.policy.optimizer import Outcome
+from leadline.policy.policy import Policy, load_weights
+from leadline.policy.step_loss import Scores
 from leadline.replay.record import Recorded, Seen
 from leadline.replay.step import Pull
-from leadline.step_loss import Scores
 
 
 @dataclass(frozen=True, slots=True)

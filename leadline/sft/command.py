@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from leadline.errors import ConfigError
-from leadline.interrupt import StopOnce, heard
+from leadline.loop.interrupt import StopOnce, heard
 from leadline.numerals import duration, number
 from leadline.recipe import recipe_values
 from leadline.settings_help import settings_help

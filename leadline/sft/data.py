@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from leadline.batch import Batch, build_batch
 from leadline.config import Config
 from leadline.data import PromptData, is_messages, load_prompts, uses_template
 from leadline.errors import DataError, ModelError
+from leadline.policy.batch import Batch, build_batch
 from leadline.settings.data import Data
 from leadline.sft.config import SftConfig
 from leadline.sources import Row

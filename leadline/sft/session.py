@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from leadline.batch import Batch, micro_batches
 from leadline.config import Config
 from leadline.data import PromptData
 from leadline.errors import TrainingError
 from leadline.evaluate import evaluate
 from leadline.models import load_model
-from leadline.policy import Policy
+from leadline.policy.batch import Batch, micro_batches
+from leadline.policy.policy import Policy
+from leadline.policy.update_metrics import Update
 from leadline.rewards.scorer import build_scorer
 from leadline.rollouts import Roller
 from leadline.run_dir import RunDir, read_evaluations, read_metrics
@@ -34,7 +35,6 @@ from leadline.sft.data import Writer, demonstration_batch, load_demonstrations, 
 from leadline.trackers import Tracker, open_trackers
 from leadline.train import check_discarded
 from leadline.types import Prompt
-from leadline.update_metrics import Update
 
 KEPT = re.compile(
     r"model\.(name|tokenizer|dtype|lora_\w+|add_special_tokens|chat_template_kwargs)|(data|sft)\..+|rewards|eval\.prompts|run\.seed"

@@ -23,7 +23,7 @@ from leadline.engines.base import Engine
 from leadline.engines.hf import HFEngine
 from leadline.errors import LeadlineError
 from leadline.models import load_model
-from leadline.policy import Policy
+from leadline.policy.policy import Policy
 from leadline.rewards.scorer import build_scorer
 from leadline.rollouts import Roller
 from leadline.run_dir import RunDir

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import leadline.batch
-import leadline.policy
+import leadline.policy.batch
+import leadline.policy.policy
+import leadline.policy.step_loss
 import leadline.rollouts
-import leadline.step_loss
 from leadline.models import load_model
 from leadline.objective.advantages import group_advantages
-from leadline.step_loss import Scores
+from leadline.policy.step_loss import Scores
 from leadline.types import Completion, Prompt, Rollout
 from tests.drills.breaks import own_engine
 from tests.drills.run import Parts
@@ -23,7 +23,7 @@ Advantages = Callable[..., Tensor]
 
 
 def advantages(made: Advantages) -> Callable[[Parts], None]:
-    return lambda parts: parts.patch(leadline.batch, "group_advantages", made)
+    return lambda parts: parts.patch(leadline.policy.batch, "group_advantages", made)
 
 
 def reversed_sign(rewards: Tensor, groups: Tensor, **how: Any) -> Tensor:
@@ -132,12 +132,12 @@ def adapter_cut_off(parts: Parts) -> None:
 
 def policy_term_cut_off(parts: Parts) -> None:
     """The ratio is exp(x - x) of numbers without a graph."""
-    loss = leadline.step_loss.policy_loss
+    loss = leadline.policy.step_loss.policy_loss
 
     def cut(name: str, logprobs: Tensor, *rest: Any, **how: Any) -> Any:
         return loss(name, logprobs.detach(), *rest, **how)
 
-    parts.patch(leadline.step_loss, "policy_loss", cut)
+    parts.patch(leadline.policy.step_loss, "policy_loss", cut)
 
 
 def noisy_old_logprobs(size: float) -> Callable[[Parts], None]:
@@ -195,12 +195,12 @@ def other_reference(parts: Parts) -> None:
 
 def kl_left_out(parts: Parts) -> None:
     """The KL is measured, and its coefficient never arrives in the loss."""
-    loss = leadline.policy.step_loss
+    loss = leadline.policy.policy.step_loss
 
     def without(objective: Any, *args: Any) -> Any:
         return loss(objective.model_copy(update={"beta": 0.0}), *args)
 
-    parts.patch(leadline.policy, "step_loss", without)
+    parts.patch(leadline.policy.policy, "step_loss", without)
 
 
 # ---- optimizer

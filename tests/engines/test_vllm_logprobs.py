@@ -14,7 +14,7 @@ from leadline.engines.vllm_http import VLLMEngine
 from leadline.engines.vllm_snapshot import policy_score
 from leadline.errors import EngineError, TrainingError
 from leadline.objective.sampling import processed_logits
-from leadline.policy import Policy
+from leadline.policy.policy import Policy
 from leadline.rollouts import Roller
 from leadline.settings.rollout import Sampling
 from leadline.train import Step, train

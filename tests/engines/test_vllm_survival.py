@@ -23,7 +23,7 @@ from leadline.engines.serve_command import CPU_ARGUMENTS
 from leadline.engines.vllm_http import VLLMEngine
 from leadline.engines.vllm_server import ServerOptions, VLLMServer, free_port
 from leadline.errors import EngineError
-from leadline.place import Place
+from leadline.loop.place import Place
 from leadline.run_dir import read_metrics
 from leadline.settings.rollout import EngineSettings
 from leadline.train import Step, train

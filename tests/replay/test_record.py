@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from leadline.batch import Batch
 from leadline.errors import RunDirError
+from leadline.policy.batch import Batch
 from leadline.replay.record import read_step, recorded_steps
 from tests.replay.runs import trained
 from tests.sft.runs import tuned

@@ -15,7 +15,7 @@ from leadline.doctor.readers import read_runs
 from leadline.errors import ConfigError, RunDirError, TrainingError
 from leadline.metrics import find
 from leadline.models import load_model
-from leadline.policy import Policy
+from leadline.policy.policy import Policy
 from leadline.run_dir import read_evaluations, read_metrics
 from leadline.settings.model import Model
 from leadline.sft.data import demonstration_batch

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leadline.batch import Batch, build_batch
 from leadline.config import Config
 from leadline.engines.base import Engine
 from leadline.models import plain_model
-from leadline.policy import Policy
+from leadline.policy.batch import Batch, build_batch
+from leadline.policy.policy import Policy
 from leadline.probes.engine.judge import FLOAT32_FLOOR, NOISE_FACTOR
 from leadline.probes.engine.scoring import sampled_logprobs
 from leadline.types import Completion, Group, Prompt, Rollout

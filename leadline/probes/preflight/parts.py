@@ -5,9 +5,9 @@ from typing import Any
 
 from leadline.config import Config
 from leadline.data import PromptData
-from leadline.memory import Forecast
 from leadline.models import Loaded, plain_model
-from leadline.policy import Policy
+from leadline.policy.memory import Forecast
+from leadline.policy.policy import Policy
 from leadline.rewards.scorer import Scorer
 from leadline.types import Prompt
 

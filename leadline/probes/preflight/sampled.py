@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from leadline.batch import build_batch
 from leadline.engines.base import Engine
 from leadline.errors import EngineError, TrainingError
 from leadline.metrics import LEDGER_STAGES
+from leadline.policy.batch import build_batch
 from leadline.probes.engine.attribute import PolicyModel, attribute
 from leadline.probes.engine.causes import BY_NAME
 from leadline.probes.engine.drawn import drawn_from

@@ -2,10 +2,10 @@
 
 import torch
 
-from leadline.batch import build_batch
 from leadline.errors import ConfigError, TrainingError
-from leadline.memory import size
 from leadline.models import is_lora
+from leadline.policy.batch import build_batch
+from leadline.policy.memory import size
 from leadline.probes.preflight.parts import Parts
 from leadline.types import Completion, FinishReason, Group, Rollout
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leadline.errors import LogError
-from leadline.policy import Policy
+from leadline.policy.policy import Policy
 from leadline.probes.engine.files import read_recorded
 from leadline.run_dir import RunDir
 from tests.builders import groups, on_policy, policy, settings

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from leadline.engines.hf import HFEngine
-from leadline.policy import Policy
+from leadline.policy.policy import Policy
 from leadline.probes.engine.live import FRESH, measure_mismatch
 from leadline.run_dir import read_metrics
 from leadline.settings.rollout import Sampling

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from leadline.batch import build_batch
 from leadline.errors import EngineError, TrainingError
+from leadline.policy.batch import build_batch
 from leadline.probes.preflight import sampled
 from leadline.probes.preflight.parts import Parts, Undecided
 from leadline.types import Completion, Group
