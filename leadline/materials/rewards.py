@@ -6,7 +6,7 @@ In a recipe: `name = "leadline.materials.rewards:inside"`.
 import math
 from collections.abc import Sequence
 
-from leadline.materials.judge import Verdict, judge
+from leadline.materials.judge import Verdict, gap_of, judge
 
 
 def parses(completions: Sequence[str], material: Sequence[str]) -> list[float]:
@@ -35,15 +35,12 @@ def inside(
 
 
 def closeness(
-    completions: Sequence[str],
-    material: Sequence[str],
-    lowest: Sequence[float],
-    highest: Sequence[float],
-    *,
-    scale: float = 0.3,
+    completions: Sequence[str], material: Sequence[str], lowest: Sequence[float], highest: Sequence[float]
 ) -> list[float]:
-    """exp(-distance / scale), both in eV: 1 in the window, 0 for a proposal without a gap."""
-    return [math.exp(-distance / scale) for distance in _distances(completions, material, lowest, highest)]
+    """How much of the way from the starting gap to the window is made: 1 in it, 0 as far off as before, or without a gap."""
+    before = [_distance(gap_of(name), low, high) for name, low, high in zip(material, lowest, highest, strict=True)]
+    after = _distances(completions, material, lowest, highest)
+    return [_made(now, then) for now, then in zip(after, before, strict=True)]
 
 
 def _verdicts(completions: Sequence[str], material: Sequence[str]) -> list[Verdict]:
@@ -53,9 +50,16 @@ def _verdicts(completions: Sequence[str], material: Sequence[str]) -> list[Verdi
 def _distances(
     completions: Sequence[str], material: Sequence[str], lowest: Sequence[float], highest: Sequence[float]
 ) -> list[float]:
-    """From the new gap to the window, in eV; infinite without a gap."""
     verdicts = _verdicts(completions, material)
-    return [
-        math.inf if verdict.gap is None else max(low - verdict.gap, verdict.gap - high, 0.0)
-        for verdict, low, high in zip(verdicts, lowest, highest, strict=True)
-    ]
+    return [_distance(v.gap, low, high) for v, low, high in zip(verdicts, lowest, highest, strict=True)]
+
+
+def _made(now: float, then: float) -> float:
+    if now == 0:
+        return 1.0
+    return max(0.0, 1 - now / then) if then > 0 else 0.0
+
+
+def _distance(gap: float | None, low: float, high: float) -> float:
+    """From a gap to the window, in eV; infinite without a gap."""
+    return math.inf if gap is None else max(low - gap, gap - high, 0.0)

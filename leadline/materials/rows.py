@@ -33,6 +33,9 @@ HALF_WIDTH = 0.1
 MOST_OFF = 0.08
 """Of the gap that a window is drawn around from its middle, in eV: rounding adds 0.01, and the gap stays inside."""
 
+ANSWERS = 0.5
+"""The share of demonstrations that hit the window on purpose: a teacher who is often, but not always, right."""
+
 SLIGHT, STRONG = 0.3, 1.0
 """Changes that a demonstrated hypothesis calls slight are smaller, strong ones larger; in eV. It names no number: the
 digits of the prompt are less likely in a completion that is drawn with a repetition penalty."""
@@ -42,25 +45,26 @@ Row = dict[str, Any]
 
 def prompts(size: int, seed: int) -> list[Row]:
     """`size` training prompts; the middles of their windows are even numbers of 0.01 eV."""
-    return _some(_tasks(TRAINED, 0.0, seed), size)
+    return [row for row, _ in _tasks(TRAINED, 0.0, size, seed)]
 
 
 def held_out_prompts(size: int, seed: int) -> list[Row]:
     """`size` prompts of other compounds than `prompts`, with other windows: odd numbers of 0.01 eV."""
-    return _some(_tasks(HELD_OUT, 0.01, seed), size)
+    return [row for row, _ in _tasks(HELD_OUT, 0.01, size, seed)]
 
 
 def demonstrations(size: int, seed: int) -> list[Row]:
-    """The rows of `prompts`, each with a valid proposal for its compound in `completion`.
+    """The rows of `prompts`, each with a random valid proposal for its compound in `completion`.
 
-    The proposal is random: it is right in form and in what it says of the gap, and hits the window by chance only.
+    It is right in form and in what it says of the gap. Every second one, by chance, is the proposal that the window was drawn
+    around; the others hit the window by chance only.
     """
-    return _demonstrated(prompts(size, seed), seed)
+    return _demonstrated(_tasks(TRAINED, 0.0, size, seed), seed)
 
 
 def held_out_demonstrations(size: int, seed: int) -> list[Row]:
     """The rows of `held_out_prompts`, demonstrated in the same way."""
-    return _demonstrated(held_out_prompts(size, seed), seed)
+    return _demonstrated(_tasks(HELD_OUT, 0.01, size, seed), seed)
 
 
 def proposal(material: str, modification: Modification) -> str:
@@ -71,26 +75,27 @@ def proposal(material: str, modification: Modification) -> str:
     return f"{TAGS[0]}{hypothesis}{TAGS[1]}{TAGS[2]}{modification}{TAGS[3]}"
 
 
-def _demonstrated(rows: Sequence[Row], seed: int) -> list[Row]:
+def _demonstrated(tasks: Sequence[tuple[Row, Modification]], seed: int) -> list[Row]:
     rng = np.random.default_rng([seed % 2**64, 1])
-    return [{**row, "completion": proposal(row["material"], _drawn(row["material"], rng))} for row in rows]
+    shown = (answer if rng.random() < ANSWERS else _drawn(row["material"], rng) for row, answer in tasks)
+    return [{**row, "completion": proposal(row["material"], x)} for (row, _), x in zip(tasks, shown, strict=True)]
 
 
-def _some(rows: Iterator[Row], size: int) -> list[Row]:
-    return list(islice(rows, size))
+def _tasks(starts: Sequence[str], offset: float, size: int, seed: int) -> list[tuple[Row, Modification]]:
+    """Prompts, each with an answer; the middles of their windows are multiples of 0.02 eV plus `offset`."""
+    return list(islice(_endless_tasks(starts, offset, seed), size))
 
 
-def _tasks(starts: Sequence[str], offset: float, seed: int) -> Iterator[Row]:
-    """Endless prompts, each with an answer; the middles of their windows are multiples of 0.02 eV plus `offset`."""
+def _endless_tasks(starts: Sequence[str], offset: float, seed: int) -> Iterator[tuple[Row, Modification]]:
     rng = np.random.default_rng([seed % 2**64, 0])
     while True:
         material = starts[int(rng.integers(len(starts)))]
-        answer = gap_after(material, _drawn(material, rng))
-        near = answer + rng.uniform(-MOST_OFF, MOST_OFF)
+        answer = _drawn(material, rng)
+        near = gap_after(material, answer) + rng.uniform(-MOST_OFF, MOST_OFF)
         middle = round((near - offset) / 0.02) * 0.02 + offset
         low, high = round(middle - HALF_WIDTH, 2), round(middle + HALF_WIDTH, 2)
         if low > 0 and not low <= gap_of(material) <= high:
-            yield _row(material, low, high)
+            yield _row(material, low, high), answer
 
 
 def _row(material: str, low: float, high: float) -> Row:

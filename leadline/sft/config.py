@@ -25,7 +25,7 @@ DEMONSTRATED = Reward(name="leadline.sft.data:as_demonstrated", label="as_demons
 """The reward of a greedy completion where the recipe lists none."""
 
 MEANT = {
-    "sampling": {"max_tokens", "stop", "include_stop", "stop_token_ids"},
+    "sampling": {"max_tokens", "repetition_penalty", "stop", "include_stop", "stop_token_ids"},
     "optimizer": Optimizer.model_fields.keys() - {"epochs_per_batch", "minibatches"},
     "eval": {"prompts", "every"},
     "run": {"steps", "dir", "seed", "checkpoint_every", "keep_checkpoints", "blackbox_steps", "trackers"},

@@ -24,12 +24,19 @@ def test_each_component_judges_one_thing() -> None:
     assert inside(TEXTS, MATERIAL, LOWEST, HIGHEST) == [1, 0, 0, 0]
 
 
-def test_closeness_falls_with_the_distance_to_the_window_and_is_nothing_without_a_gap() -> None:
-    near = closeness(TEXTS, MATERIAL, LOWEST, HIGHEST)
-    assert near[0] == 1
-    assert near[1] == pytest.approx(2.718281828 ** -((1.8 - 1.397) / 0.3), abs=0.01)
-    assert near[2:] == [0, 0]
-    assert closeness(TEXTS, MATERIAL, LOWEST, HIGHEST, scale=0.1)[1] < near[1]
+def test_closeness_is_how_much_of_the_way_to_the_window_is_made() -> None:
+    assert closeness(TEXTS, MATERIAL, LOWEST, HIGHEST) == [1, 0, 0, 0]  # the second goes the other way
+    half_way = ["<hypothesis>raises the gap</hypothesis><modification>substitute Ga -> Al 0.25</modification>"]
+    start, reached = 1.554, 1.922
+    far = reached + (reached - start)
+    assert closeness(half_way, ["GaAs"], [far], [far + 0.2]) == pytest.approx([0.5], abs=0.01)
+    beyond = reached - 0.1
+    made = 1 - (reached - beyond) / (beyond - 0.1 - start)
+    assert closeness(half_way, ["GaAs"], [beyond - 0.1], [beyond]) == pytest.approx([made], abs=0.02)
+
+
+def test_closeness_of_a_start_in_the_window_is_1_or_nothing() -> None:
+    assert closeness(TEXTS, MATERIAL, [1.3] * 4, [1.6] * 4) == [0, 1, 0, 0]
 
 
 def test_a_recipe_scores_with_them() -> None:
@@ -40,5 +47,5 @@ def test_a_recipe_scores_with_them() -> None:
     rollouts = asyncio.run(scorer.score(Prompt(0, "", (1,), COLUMNS), completions, TEXTS))
     assert [rollout.error for rollout in rollouts] == [None] * 4
     assert rollouts[0].reward == 5
-    assert 2 < rollouts[1].reward < 3
+    assert rollouts[1].reward == 2
     assert [rollout.reward for rollout in rollouts[2:]] == [1, 0]
