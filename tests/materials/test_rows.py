@@ -52,14 +52,14 @@ def test_held_out_prompts_start_from_other_compounds_and_have_other_windows() ->
     assert len({row["prompt"] for row in held_out}) >= 100
 
 
-def test_demonstrations_are_right_but_for_the_window_which_they_hit_by_chance() -> None:
+def test_demonstrations_are_right_but_for_the_window_which_half_of_them_hit_on_purpose() -> None:
     rows = demonstrations(200, 0)
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in prompts(200, 0)]
     columns = {name: [row[name] for row in rows] for name in ("material", "lowest", "highest")}
     completions = [row["completion"] for row in rows]
     for reward in (rewards.parses, rewards.physical, rewards.hypothesis):
         assert set(reward(completions, columns["material"])) == {1.0}
-    assert 0.03 < sum(rewards.inside(completions, **columns)) / 200 < 0.25
+    assert 0.4 < sum(rewards.inside(completions, **columns)) / 200 < 0.7
     assert all("completion" in row for row in held_out_demonstrations(5, 0))
 
 

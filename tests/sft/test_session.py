@@ -45,6 +45,26 @@ def test_the_loss_is_the_mean_of_minus_log_pi_over_all_completion_tokens_of_the_
     assert session.policy.update(batch).metrics["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_model_that_will_be_sampled_with_a_repetition_penalty_is_taught_under_it(tmp_path: Path) -> None:
+    session = opened(sft_config(sampling={"max_tokens": 64, "repetition_penalty": 1.3}), tmp_path / "run")
+    policy, batch = session.policy, demonstrations(session)
+    losses = []
+    for c in range(batch.num_completions):
+        prompt = batch.prompt_ids[int(batch.group_of_completion[c])].tolist()
+        ids = [*prompt, *batch.token_ids[batch.tokens_of([c])].tolist()]
+        logits = policy.model(input_ids=torch.tensor([ids])).logits[0].detach()
+        for place in range(len(prompt), len(ids)):
+            seen = torch.zeros(logits.shape[1], dtype=torch.bool)
+            seen[ids[:place]] = True
+            row = logits[place - 1]
+            penalised = torch.where(seen, torch.where(row > 0, row / 1.3, row * 1.3), row)
+            losses.append(-float(penalised.log_softmax(-1)[ids[place]]))
+    plain = plain_loss(policy, batch)
+    loss = policy.update(batch).metrics["loss"]
+    assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert loss != pytest.approx(plain, rel=1e-4)
+
+
 def test_its_gradient_is_that_of_each_sequence_alone(tmp_path: Path) -> None:
     session = opened(sft_config(), tmp_path / "run")
     policy, batch = session.policy, demonstrations(session)
