@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,6 +28,9 @@ from leadline.recipe import load_config
 from leadline.replay.command import replay, restoring_sentence
 from leadline.settings_help import settings_help
 from leadline.sft.command import WithSftSettings, sft
+
+if TYPE_CHECKING:  # it imports torch
+    from leadline.evaluate import Difference
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for language models that cannot fail silently.",
@@ -136,7 +139,7 @@ def _train(config: Config, path: Path, resume: bool, again: str, profile: bool) 
         if profile:
             session.start_profile()
         with heard(stop), session.watchdog:  # while parts are loaded, Ctrl-C just leaves: nothing is lost yet
-            difference = asyncio.run(session.run())
+            asyncio.run(session.run())
     out = Console(highlight=False, markup=False, soft_wrap=True)
     took = duration(time.perf_counter() - started)
     out.print(f"{session.policy.version} of {config.run.steps} steps in {took}; the run is in {path}")
@@ -146,11 +149,15 @@ def _train(config: Config, path: Path, resume: bool, again: str, profile: bool) 
     if not session.finished:
         out.print(f"Stopped. Continue with: {again}")
         return 130
-    if difference is None:
+    improvement = session.improvement()
+    if improvement is None:
         return 0
+    out.print(f"mean reward on {improvement.reward.prompts} held-out prompts: {_said(improvement.reward)}")
+    out.print(f"share with a reward of at least {config.eval.pass_threshold:g}: {_said(improvement.passes)}")
+    return 1 if config.eval.require_improvement and not improvement.reward.improved else 0
+
+
+def _said(difference: "Difference") -> str:
+    interval = f"95 % bootstrap interval [{difference.low:+.4f}, {difference.high:+.4f}]"
     means = f"{difference.before:.4f} before, {difference.after:.4f} after"
-    out.print(f"mean reward on {difference.prompts} held-out prompts: {means}")
-    out.print(
-        f"paired difference {difference.mean:+.4f}, 95 % bootstrap interval [{difference.low:+.4f}, {difference.high:+.4f}]"
-    )
-    return 1 if config.eval.require_improvement and not difference.improved else 0
+    return f"{means}; paired difference {difference.mean:+.4f}, {interval}"

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,8 @@ class Evaluation:
 
     rewards: tuple[float, ...]
     """NaN for a prompt without any reward."""
+    passes: tuple[float, ...]
+    """The share of its completions with at least `eval.pass_threshold`."""
     metrics: dict[str, float]
 
 
@@ -36,6 +39,20 @@ class Difference:
     @property
     def improved(self) -> bool:
         return self.low > 0
+
+
+class Improvement(NamedTuple):
+    """From one evaluation to another, by prompt."""
+
+    reward: Difference
+    passes: Difference
+
+
+def improvement(before: Evaluation, after: Evaluation, seed: int) -> Improvement:
+    """The paired differences of mean reward and of the share of completions that pass."""
+    return Improvement(
+        paired_difference(before.rewards, after.rewards, seed), paired_difference(before.passes, after.passes, seed)
+    )
 
 
 async def evaluate(roller: Roller, prompts: Sequence[Prompt], config: Config) -> Evaluation:
@@ -60,7 +77,7 @@ async def evaluate(roller: Roller, prompts: Sequence[Prompt], config: Config) ->
     while k <= settings.samples:
         metrics[f"eval/pass_at_{k}"] = _mean([pass_at_k(group, k, settings.pass_threshold) for group in groups])
         k *= 2
-    return Evaluation(rewards, metrics)
+    return Evaluation(rewards, tuple(pass_at_k(group, 1, settings.pass_threshold) for group in groups), metrics)
 
 
 def pass_at_k(group: Group, k: int, threshold: float) -> float:

@@ -126,9 +126,12 @@ class RunDir:
         """Appends one line to stalls.jsonl: what the watchdog said after this step, and when."""
         self._append("stalls.jsonl", {"step": step, "time": time.time(), "said": text})
 
-    def write_evaluation(self, step: int, rewards: Sequence[float], metrics: Mapping[str, float]) -> None:
-        """Appends one line to evaluations.jsonl; `rewards` are the held-out prompts' mean rewards, in order."""
-        self._append("evaluations.jsonl", {"step": step, "rewards": list(rewards), "metrics": dict(metrics)})
+    def write_evaluation(
+        self, step: int, rewards: Sequence[float], metrics: Mapping[str, float], passes: Sequence[float] = ()
+    ) -> None:
+        """Appends one line to evaluations.jsonl; `rewards` and `passes` are by held-out prompt, in order."""
+        row = {"step": step, "rewards": list(rewards), "passes": list(passes), "metrics": dict(metrics)}
+        self._append("evaluations.jsonl", row)
 
     def write_rollouts(
         self, step: int, groups: Sequence[Group], advantages: Sequence[float], fates: Sequence[str]
@@ -238,10 +241,10 @@ def read_findings(path: Path) -> list[Finding]:
     return [Finding.from_dict(values) for values in read_lines(path)] if path.exists() else []
 
 
-def read_evaluations(path: Path) -> list[tuple[int, list[float], dict[str, float]]]:
-    """(step, rewards, metrics) of each line of an evaluations.jsonl; none if the file does not exist."""
+def read_evaluations(path: Path) -> list[tuple[int, list[float], list[float], dict[str, float]]]:
+    """(step, rewards, passes, metrics) of each line of an evaluations.jsonl; none if the file does not exist."""
     rows = read_lines(path) if path.exists() else []
-    return [(row["step"], row["rewards"], row["metrics"]) for row in rows]
+    return [(row["step"], row["rewards"], row["passes"], row["metrics"]) for row in rows]
 
 
 def _keep_rows(path: Path, step: int) -> None:

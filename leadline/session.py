@@ -21,7 +21,7 @@ from leadline.engines.hf import HFEngine
 from leadline.engines.vllm_build import build_inprocess_engine, build_vllm_engine
 from leadline.engines.vllm_server import check_installed
 from leadline.errors import ConfigError, EngineError, NoSignalError, RewardError, StalledError, TrainingError
-from leadline.evaluate import Difference, Evaluation, evaluate, paired_difference
+from leadline.evaluate import Evaluation, Improvement, evaluate, improvement
 from leadline.loop.concurrency import PlainTaskGroup
 from leadline.loop.place import Place
 from leadline.loop.watchdog import Watchdog
@@ -91,8 +91,8 @@ class Session:
         self.policy.stopwatch.waits = True
         self.profile = Profile(gemm_rate(self.policy.model, min(self.policy.budget.tokens, 1024)))
 
-    async def run(self) -> Difference | None:
-        """Evaluate, train, evaluate. Returns the paired difference of the first and the last evaluation."""
+    async def run(self) -> None:
+        """Evaluate, train, evaluate."""
         try:
             async with PlainTaskGroup() as tasks:
                 watching = tasks.create_task(self.watchdog.until_stalled())
@@ -107,10 +107,14 @@ class Session:
             for tracker in self.trackers:
                 tracker.close()
             self._writer.finish()
-        first, last = min(self.evaluations, default=0), max(self.evaluations, default=0)
-        if first == last:
+
+    def improvement(self) -> Improvement | None:
+        """What the last evaluation found against the first; None = there are no two."""
+        if len(self.evaluations) < 2:
             return None
-        return paired_difference(self.evaluations[first].rewards, self.evaluations[last].rewards, self.config.run.seed)
+        return improvement(
+            self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)], self.config.run.seed
+        )
 
     @property
     def finished(self) -> bool:
@@ -209,7 +213,7 @@ class Session:
         with self.roller.activity.trainer(f"evaluates on {len(self.data.held_out)} held-out prompts"):
             evaluation = await evaluate(self.roller, self.data.held_out, self.config)
         self.evaluations[step] = evaluation
-        self.run_dir.write_evaluation(step, evaluation.rewards, evaluation.metrics)
+        self.run_dir.write_evaluation(step, evaluation.rewards, evaluation.metrics, evaluation.passes)
         for tracker in self.trackers:
             tracker.log(step, evaluation.metrics)
         self.screen.show({"step": float(step), **evaluation.metrics}, self.findings)
@@ -356,8 +360,8 @@ def _restore(session: Session) -> None:
     """Go on from the last checkpoint as if nothing had happened."""
     path = session.run_dir.path
     session.evaluations = {
-        step: Evaluation(tuple(rewards), metrics)
-        for step, rewards, metrics in read_evaluations(path / "evaluations.jsonl")
+        step: Evaluation(tuple(rewards), tuple(passes), metrics)
+        for step, rewards, passes, metrics in read_evaluations(path / "evaluations.jsonl")
     }
     session.screen.restore([{"step": step, **e.metrics} for step, e in session.evaluations.items()])
     latest = session.run_dir.latest_checkpoint()

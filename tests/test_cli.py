@@ -225,7 +225,7 @@ def test_a_run_says_what_it_did_and_prints_no_bars_and_no_warnings(place: Path) 
     assert code == 0, text
     assert re.search(r"^1 of 1 steps in .*; the run is in runs/recipe$", text, re.MULTILINE), text
     assert "mean reward on 2 held-out prompts: 0.0000 before, 0.0000 after" in text
-    expected = ("preflight ", "step ", "warning LL", "error LL", "1 of 1", "mean reward", "paired difference")
+    expected = ("preflight ", "step ", "warning LL", "error LL", "1 of 1", "mean reward", "share with")
     assert [line for line in text.splitlines() if not line.startswith(expected)] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from leadline.engines.hf import HFEngine
 from leadline.engines.scripted import ScriptedEngine
-from leadline.evaluate import Difference, evaluate, paired_difference, pass_at_k
+from leadline.evaluate import Difference, Evaluation, evaluate, improvement, paired_difference, pass_at_k
 from leadline.models import load_model
 from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
 from tests.builders import settings
@@ -51,6 +51,7 @@ def test_an_evaluation_averages_over_prompts_and_reports_pass_at_powers_of_two()
     config = settings(eval={"samples": 5, "pass_threshold": 5.0})
     result = asyncio.run(evaluate(roller(config, ScriptedEngine(lengths)), HELD_OUT[:2], config))
     assert result.rewards == (3.0, 3.0)
+    assert result.passes == pytest.approx((1 / 5, 1 / 5))
     assert result.metrics["eval/reward_mean"] == 3.0
     assert result.metrics["eval/reward/count/mean"] == 3.0
     assert result.metrics["eval/length_mean"] == 3.0
@@ -107,6 +108,13 @@ def test_two_evaluations_of_the_same_weights_draw_the_same_whatever_else_is_samp
     assert first.rewards == second.rewards
     assert first.metrics == second.metrics
     assert len(set(first.rewards)) == len(HELD_OUT)  # random completions: no two prompts are alike
+
+
+def test_an_improvement_pairs_the_rewards_and_the_passes_of_each_prompt() -> None:
+    before, after = Evaluation((1.0, 2.0), (0.0, 0.5), {}), Evaluation((2.0, 4.0), (0.5, 0.5), {})
+    found = improvement(before, after, seed=0)
+    assert (found.reward.mean, found.passes.mean) == (1.5, 0.25)
+    assert (found.passes.before, found.passes.after) == (0.25, 0.5)
 
 
 # The paired difference ------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from leadline.errors import (
     RunDirError,
     TrainingError,
 )
-from leadline.evaluate import Difference
 from leadline.run_dir import RunDir, read_evaluations, read_findings, read_metrics
 from leadline.screen import Screen
 from leadline.session import Session, open_session
@@ -69,8 +68,8 @@ def opened(config: Config, path: Path, *, resume: bool = False, **more: Any) -> 
     return open_session(config, path, resume=resume, **{"stopping": lambda: False, "screen": screen, **more})
 
 
-def run(session: Session) -> Difference | None:
-    return asyncio.run(session.run())
+def run(session: Session) -> None:
+    asyncio.run(session.run())
 
 
 def printed(session: Session) -> str:
@@ -84,7 +83,7 @@ def steps(path: Path) -> list[int]:
 
 
 def evaluated(path: Path) -> list[int]:
-    return [step for step, _, _ in read_evaluations(path / "evaluations.jsonl")]
+    return [step for step, _, _, _ in read_evaluations(path / "evaluations.jsonl")]
 
 
 def checkpoints(path: Path) -> list[str]:
@@ -104,7 +103,7 @@ def break_gradients(session: Session, from_version: int) -> None:
 def test_a_run_leaves_its_metrics_evaluations_rollouts_and_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "run"
     session = opened(config(eval={"prompts": 3, "every": 3}), path)
-    difference = run(session)
+    run(session)
     assert session.finished
     assert steps(path) == [1, 2, 3, 4]
     assert evaluated(path) == [0, 3, 4]
@@ -112,9 +111,10 @@ def test_a_run_leaves_its_metrics_evaluations_rollouts_and_checkpoints(tmp_path:
     assert len(list((path / "rollouts").glob("*.parquet"))) == 4
     place = json.loads((path / "checkpoints/step_000002/position.json").read_text())
     assert place == {"position": 4, "ahead": [], "replay": []}
-    first, _, last = (rewards for _, rewards, _ in read_evaluations(path / "evaluations.jsonl"))
-    assert difference is not None
-    assert difference.mean == pytest.approx(sum(b - a for a, b in zip(first, last, strict=True)) / 3)
+    first, _, last = (rewards for _, rewards, _, _ in read_evaluations(path / "evaluations.jsonl"))
+    found = session.improvement()
+    assert found is not None
+    assert found.reward.mean == pytest.approx(sum(b - a for a, b in zip(first, last, strict=True)) / 3)
 
 
 def test_what_it_shows_are_its_steps_and_its_evaluations(tmp_path: Path) -> None:
@@ -127,7 +127,8 @@ def test_what_it_shows_are_its_steps_and_its_evaluations(tmp_path: Path) -> None
 
 def test_without_held_out_prompts_nothing_is_evaluated(tmp_path: Path) -> None:
     session = opened(config(eval={"prompts": 0}, run={"steps": 1}), tmp_path / "run")
-    assert run(session) is None
+    run(session)
+    assert session.improvement() is None
     assert session.finished and not (tmp_path / "run/evaluations.jsonl").exists()
 
 
@@ -167,7 +168,7 @@ def test_a_finding_is_written_once_when_it_begins(tmp_path: Path) -> None:
 def test_a_run_that_replays_and_was_stopped_half_way_goes_on_to_the_last_digit(tmp_path: Path) -> None:
     """What the buffer holds is in the checkpoint."""
     settings = config(
-        rewards=[{"name": "tests.test_replay_buffer:sometimes"}],
+        rewards=[{"name": "tests.loop.test_replay_buffer:sometimes"}],
         rollout={"group_size": 4, "groups_per_step": 3, "replay_max_staleness": 3, "max_steps_without_signal": 9},
         run={"steps": 6, "checkpoint_every": 0},
     )

@@ -204,7 +204,7 @@ def open_sft_session(
 def _restore(session: SftSession) -> None:
     """Go on from the last checkpoint as if nothing had happened."""
     path = session.run_dir.path
-    session.evaluations = {step: metrics for step, _, metrics in read_evaluations(path / "evaluations.jsonl")}
+    session.evaluations = {step: metrics for step, _, _, metrics in read_evaluations(path / "evaluations.jsonl")}
     session.screen.restore([{"step": step, **metrics} for step, metrics in session.evaluations.items()])
     if latest := session.run_dir.latest_checkpoint():
         session.policy.restore(latest[1])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from leadline import watchdog as watchdogs
 from leadline.errors import StalledError
+from leadline.loop import watchdog as watchdogs
 from leadline.loop.activity import Activity
 from leadline.loop.watchdog import Watchdog
 from leadline.session import Session
@@ -195,10 +195,10 @@ async def hanging(completion_ids: Sequence[int]) -> float:
 def test_a_reward_that_hangs_is_named_and_the_run_stops_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.test_watchdog import asked  # the module that the reward is imported from
+    from tests.loop.test_watchdog import asked  # the module that the reward is imported from
 
     monkeypatch.setitem(asked, "times", 0)
-    path, rewards = tmp_path / "run", [{"name": "tests.test_watchdog:hanging", "timeout_s": 1e6}]
+    path, rewards = tmp_path / "run", [{"name": "tests.loop.test_watchdog:hanging", "timeout_s": 1e6}]
     session = opened(config(run={"checkpoint_every": 0, **QUICK}, rewards=rewards), path)
     assert "2 groups wait for rewards (longest: prompt 4" in stalled(session)
     monkeypatch.setitem(asked, "times", -100)
@@ -257,7 +257,7 @@ def _train(path: Path, output: Path, reward: str, hanging_update: int) -> None:
 @pytest.mark.parametrize(
     ("reward", "hanging_update", "where", "saved"),
     [
-        ("tests.test_watchdog:blocking", 0, "in blocking", ["step_000002"]),
+        ("tests.loop.test_watchdog:blocking", 0, "in blocking", ["step_000002"]),
         ("tests.loops:token_sum", 3, "in maybe_hanging", []),
     ],
 )

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.test_attention_flash import LENGTH, SPANS, dense, inputs, visible
 
 from leadline.policy.attention_flash import flash_attention
 from leadline.policy.attention_flex import RowMask, flex_row_attention
+from tests.policy.test_attention_flash import LENGTH, SPANS, dense, inputs, visible
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
