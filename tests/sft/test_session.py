@@ -126,7 +126,7 @@ def test_a_run_leaves_its_settings_its_metrics_its_evaluations_and_a_model(tmp_p
     assert not any(name.split("/")[0] in ("ledger", "importance", "advantage", "reward") for name in rows[0])
     evaluations = read_evaluations(path / "evaluations.jsonl")
     assert [(step, len(rewards)) for step, rewards, _, _ in evaluations] == [(0, 2), (2, 2), (4, 2)]
-    assert all(find(name) for name in evaluations[0][2])
+    assert all(find(name) for name in evaluations[0][3])
     assert json.loads((path / "config.json").read_text())["sft"]["demonstrations_per_step"] == 4
     assert (path / "checkpoints/step_000004/model/model.safetensors").is_file()
     assert session.finished
