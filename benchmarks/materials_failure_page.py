@@ -297,7 +297,7 @@ Made by `python -m benchmarks.materials_failure`. The report this run follows tr
 materials, with rewards from physics. Every completion parsed, rewards varied, and the loss was 0.0 at every step: engine
 and trainer disagreed by {REPORTED_GAP} nats a token. Here the [materials task](materials.md) fails in the same way, and is mended.
 
-Each variant trains {len(right.rows)} steps of `recipes/materials.toml` on the fine-tuned SmolLM2-135M, in float32, with {rollout.groups_per_step} groups of {rollout.group_size}
+Each variant trains {len(right.rows)} steps of `recipes/materials.toml` on the fine-tuned SmolLM2-135M, in float32 at a rate of 5e-6, with {rollout.groups_per_step} groups of {rollout.group_size}
 completions of up to {sampled.max_tokens} tokens ({tokens:.0f} in the mean), the same prompts and seed, and the sampling block of the report:
 temperature {sampled.temperature}, top_p {sampled.top_p}, top_k {sampled.top_k}, repetition penalty {sampled.repetition_penalty}, a stop string that is kept, stop tokens.
 
