@@ -33,7 +33,8 @@ checkpointing, and in bfloat16 with weights of that dtype. Only the second says 
 
 CAUSES = {
     "training": "the head and the attention are not shared, so short prompts with long completions gain least",
-    "generation": "both sides stream the same weights for each token; sharing the prompt helps where prompts are long",
+    "generation": "eight rows a step are little work: starting kernels counts, and a second thread gains 1.3x; a bf16 copy saves "
+    "a fifth of the CPU time and a tenth of the wall time",
     "memory": "activations of a whole row are kept unless model.gradient_checkpointing is set",
     "gemm": "norms, rotary embeddings, attention and the soft maximum are no multiplications",
 }
