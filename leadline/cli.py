@@ -153,7 +153,8 @@ def _train(config: Config, path: Path, resume: bool, again: str, profile: bool) 
     if improvement is None:
         return 0
     out.print(f"mean reward on {improvement.reward.prompts} held-out prompts: {_said(improvement.reward)}")
-    out.print(f"share with a reward of at least {config.eval.pass_threshold:g}: {_said(improvement.passes)}")
+    if improvement.passes.prompts:  # a run that was begun by an earlier version did not count them
+        out.print(f"share with a reward of at least {config.eval.pass_threshold:g}: {_said(improvement.passes)}")
     return 1 if config.eval.require_improvement and not improvement.reward.improved else 0
 
 

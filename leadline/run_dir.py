@@ -242,9 +242,16 @@ def read_findings(path: Path) -> list[Finding]:
 
 
 def read_evaluations(path: Path) -> list[tuple[int, list[float], list[float], dict[str, float]]]:
-    """(step, rewards, passes, metrics) of each line of an evaluations.jsonl; none if the file does not exist."""
+    """(step, rewards, passes, metrics) of each line of an evaluations.jsonl; none if the file does not exist.
+
+    Passes are NaN where none were written: of a fine-tuning, or by an earlier version.
+    """
     rows = read_lines(path) if path.exists() else []
-    return [(row["step"], row["rewards"], row["passes"], row["metrics"]) for row in rows]
+    unknown = math.nan
+    return [
+        (row["step"], row["rewards"], row.get("passes") or [unknown] * len(row["rewards"]), row["metrics"])
+        for row in rows
+    ]
 
 
 def _keep_rows(path: Path, step: int) -> None:

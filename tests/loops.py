@@ -18,6 +18,7 @@ from leadline.rollouts import Roller
 from leadline.settings.model import Model
 from leadline.train import Step, train
 from leadline.types import Completion, FinishReason, Prompt, Weights
+from tests.builders import settings
 
 TOKENIZER = read_tokenizer(Model(name="tiny"))
 
@@ -86,3 +87,14 @@ def run(config: Config, engine: Engine, *, reward: Callable[..., Any] = count, *
     parts = {"policy": CountingPolicy(), "prompts": stream(), "record": record, **parts}
     asyncio.run(train(config, engine=engine, roller=roller(config, engine, reward), **parts))
     return steps
+
+
+def config(*, steps: int = 6, **rollout: Any) -> Config:
+    return settings(
+        rollout={"group_size": 4, "groups_per_step": 3, **rollout}, run={"steps": steps}, eval={"prompts": 0}
+    )
+
+
+def barren(*indices: int) -> Callable[[Prompt, int], list[Completion]]:
+    """A script in which all completions of these prompts are alike."""
+    return lambda prompt, n: [completion(1)] * n if prompt.index in indices else lengths(prompt, n)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.doctors import HEALTHY, SETTINGS, Said, Scenario, healthy, judge_ours, judge_rival, scenarios, write
+from benchmarks.doctors.asked import Said
+from benchmarks.doctors.judgement import judge_ours, judge_rival
+from benchmarks.doctors.scenarios import HEALTHY, SETTINGS, Scenario, healthy, scenarios, write
 from leadline.doctor import diagnose
 from leadline.doctor.readers import read_runs
 

@@ -1,4 +1,5 @@
-"""Real vLLM servers and the vLLM of this process: started when the first test needs them, ended with the last test."""
+"""Real vLLM servers and the vLLM of this process, started when the first test needs them and ended with the last test; and a
+shorter clock for those that are made up."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,8 +7,19 @@ from typing import Any
 
 import pytest
 
+from leadline.engines import vllm_link, vllm_pool
 from tests.engines.real_vllm import SMALL, Servers, untied
 from tests.engines.vllm_models import saved
+
+
+@pytest.fixture
+def quick_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rules on a shorter clock."""
+    monkeypatch.setattr(vllm_pool, "HEALTH_EVERY_S", 0.05)
+    monkeypatch.setattr(vllm_pool, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(vllm_pool, "LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(vllm_pool, "ABORT_EVERY_S", 0.05)
+    monkeypatch.setattr(vllm_link, "HEALTH_TIMEOUT_S", 0.2)
 
 
 @pytest.fixture(scope="session")

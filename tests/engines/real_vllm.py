@@ -4,7 +4,6 @@ Without vLLM the tests that need it are skipped; LEADLINE_REQUIRE_VLLM=1 forbids
 """
 
 import asyncio
-import importlib.util
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
@@ -27,11 +25,6 @@ from leadline.models import Loaded, merged_weights
 from leadline.settings.rollout import EngineSettings, Sampling
 from leadline.types import Completion, Prompt, Weights
 from tests.engines.vllm_models import changed, llama, mixture, saved
-
-MISSING = importlib.util.find_spec("vllm") is None
-if MISSING and os.environ.get("LEADLINE_REQUIRE_VLLM"):
-    raise ImportError("LEADLINE_REQUIRE_VLLM is set, but vllm cannot be imported: run `make vllm`")
-real_vllm = [pytest.mark.vllm, pytest.mark.skipif(MISSING, reason="vllm is not installed (make vllm)")]
 
 PROCESSED = ServerOptions(model="").logprobs_mode
 KEY = "a key of the tests"

@@ -25,7 +25,7 @@ from leadline.objective.sampling import processed_logits
 from leadline.settings.model import Model
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
-from tests.engines.real_vllm import KEY, TOLERANCE, InProcess, OnServer, real_vllm, tied, untied, words
+from tests.engines.real_vllm import KEY, TOLERANCE, InProcess, OnServer, tied, untied, words
 from tests.engines.served_model import ServedModel
 
 NO_EOS: frozenset[int] = frozenset()
@@ -61,7 +61,7 @@ IN_MEMORY = {
     ),
 }
 ENGINES = ["hf", "hf_copy", "hf_bfloat16", "vllm_http"]
-REAL = [pytest.param(name, marks=real_vllm) for name in ("vllm_server", "vllm_inprocess")]
+REAL = [pytest.param(name, marks=pytest.mark.vllm) for name in ("vllm_server", "vllm_inprocess")]
 
 engines = pytest.mark.parametrize("kind", [*ENGINES, *REAL], indirect=True)
 byte_engines = pytest.mark.parametrize("kind", ENGINES, indirect=True)

@@ -20,11 +20,11 @@ from leadline.errors import EngineError
 from leadline.models import Loaded, merged_weights
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, FinishReason, Prompt
-from tests.engines.real_vllm import TOLERANCE, InProcess, real_vllm, untied
+from tests.engines.real_vllm import TOLERANCE, InProcess, untied
 from tests.engines.test_contract import plain_logprobs
 from tests.engines.vllm_models import changed, llama, saved
 
-pytestmark = [*real_vllm, pytest.mark.filterwarnings("ignore")]  # of vLLM's own code, which runs here
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]  # of vLLM's own code, which runs here
 
 PROMPT = Prompt(index=3, text="", token_ids=tuple(range(5, 25)))
 LONG = Prompt(index=4, text="", token_ids=tuple(i % 256 + 4 for i in range(400)))

@@ -32,11 +32,11 @@ from leadline.models import Loaded, load_model, merged_weights
 from leadline.settings.model import Model
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, Prompt
-from tests.engines.real_vllm import KEY, TOLERANCE, Running, Servers, real_vllm
+from tests.engines.real_vllm import KEY, TOLERANCE, Running, Servers
 from tests.engines.test_contract import plain_logprobs
 from tests.engines.vllm_models import llama, saved
 
-pytestmark = real_vllm
+pytestmark = pytest.mark.vllm
 
 FREE = Sampling(max_tokens=32, temperature=1.0)
 LONG = Prompt(index=4, text="", token_ids=tuple(i % 256 + 4 for i in range(400)))

@@ -16,10 +16,10 @@ from leadline.models import Loaded, adapter_weights, load_model
 from leadline.settings.model import Model
 from leadline.settings.rollout import Sampling
 from leadline.types import Completion, Prompt
-from tests.engines.real_vllm import KEY, TOLERANCE, Running, Servers, real_vllm
+from tests.engines.real_vllm import KEY, TOLERANCE, Running, Servers
 from tests.engines.test_contract import plain_logprobs
 
-pytestmark = real_vllm
+pytestmark = pytest.mark.vllm
 
 LONG = Prompt(index=4, text="", token_ids=tuple(i % 256 + 4 for i in range(400)))
 FREE = Sampling(max_tokens=32)

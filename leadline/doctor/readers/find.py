@@ -13,7 +13,8 @@ MAX_FILES = 3000
 SKIPPED = re.compile(
     r"(model|pytorch_model|adapter_model|optimizer|scheduler|rng_state|scaler|tokenizer|vocab|merges|added_tokens|"
     r"special_tokens_map|tokenizer_config|generation_config|preprocessor_config|chat_template|environment|position|"
-    r"findings|preflight|profile|stalls|stalled|requirements|meta\.yaml|debug(-internal|-core)?|wandb-metadata|wandb-summary|README).*\.?\w*|"
+    r"findings|requirements|meta\.yaml|debug(-internal|-core)?|wandb-metadata|wandb-summary|README).*\.?\w*|"
+    r"(preflight|profile)\.json|stalls\.jsonl|stalled\.txt|"
     r".*\.(safetensors|pt|pth|gguf|distcp|npy|npz|png|jpg|py|ipynb|html|md|lock|tmp)|events\.out\.tfevents.*\.profile-empty"
 )
 """Names that never hold a log: weights, tokenizers, code. Everything else is looked into."""

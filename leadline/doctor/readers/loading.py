@@ -1,6 +1,7 @@
 """One file: what it is, and its rows or settings."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from leadline.doctor.readers.blackbox import blackbox_row
@@ -77,6 +78,11 @@ def _ranked(collected: Collected, kind: Kind) -> Collected:
 
 def _settings(source: Source) -> Mapping[str, Any] | None:
     settings = read_config(source)
+    if settings is None and Path(source.name).name == "training_args.bin":
+        raise LogError(
+            f"PATH is {source.name!r}, but the file is damaged. The log would be judged without the settings in it. Give "
+            "them with --config FILE."
+        )
     if settings and all(key in settings for key in MODEL_CONFIG):
         return None  # the shape of a model, not the settings of a run
     return settings

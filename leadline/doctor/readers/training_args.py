@@ -1,8 +1,10 @@
 """Settings out of `training_args.bin` without running it: its opcodes are walked, nothing is imported or called."""
 
 import io
+import lzma
 import pickletools
 import zipfile
+import zlib
 from typing import Any
 
 MAX_PICKLE = 4 << 20
@@ -28,6 +30,10 @@ class Opaque:
 class _Mark: ...
 
 
+DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
+"""What zipfile raises for an archive that is damaged, encrypted, or compressed in an unknown way."""
+
+
 def read_training_args(data: bytes) -> dict[str, Any] | None:
     """The plain values among the attributes of the pickled arguments; None if the file holds no such pickle."""
     pickled = _pickle_of(data)
@@ -51,9 +57,8 @@ def _pickle_of(data: bytes) -> bytes | None:
                 if entry.filename.endswith("data.pkl") and entry.file_size <= MAX_PICKLE:
                     with archive.open(entry) as file:
                         return file.read(MAX_PICKLE)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
-        # Damaged, encrypted or compressed in a way that zipfile cannot read: no settings, and the caller says so.
-        return None
+    except DAMAGED:
+        return None  # no settings: `loading` says so
     return None
 
 

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import random
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from leadline.doctor.readers import read_runs
+from leadline.doctor.readers.training_args import read_training_args
 from leadline.doctor.run_log import RunLog
+from leadline.errors import LogError
 
 VERL = """
 actor_rollout_ref:
@@ -118,9 +121,9 @@ class Arguments:
         self.generation_kwargs = {"stop": ["</a>"], "top_p": 0.9}
 
 
-def archived(pickled: bytes) -> bytes:
+def archived(pickled: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
+    with zipfile.ZipFile(file, "w", compression) as archive:
         archive.writestr("training_args/data.pkl", pickled)
     return file.getvalue()
 
@@ -133,6 +136,36 @@ def test_training_args_are_read_without_unpickling(protocol: int, tmp_path: Path
     assert run.setting("objective.beta") == 0.04
     assert run.setting("optimizer.schedule") == "cosine"
     assert run.setting("sampling.stop") == ["</a>"]
+
+
+def corrupted(whole: bytes, seed: int) -> bytes:
+    """A few bytes changed, or the end cut off."""
+    draw = random.Random(seed)
+    data = bytearray(whole)
+    for _ in range(draw.randint(1, 4)):
+        data[draw.randrange(len(data))] = draw.randrange(256)
+    return bytes(data[: draw.randrange(4, len(data))] if seed % 5 == 0 else data)
+
+
+@pytest.mark.parametrize(
+    "compression", [None, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
+def test_training_args_damaged_in_any_way_are_settings_or_none(compression: int | None) -> None:
+    pickled = pickle.dumps(Arguments())
+    whole = pickled if compression is None else archived(pickled, compression)
+    assert read_training_args(whole)
+    for seed in range(1000):
+        found = read_training_args(corrupted(whole, seed))
+        assert found is None or isinstance(found, dict)
+
+
+def test_training_args_that_cannot_be_read_are_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "training_args.bin").write_bytes(archived(pickle.dumps(Arguments()))[:100])
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 0.1, "reward": 0.2, "grad_norm": 1.0}\n')
+    (run,) = read_runs([tmp_path])
+    assert any("training_args.bin" in note and "damaged" in note for note in run.notes), run.notes
+    with pytest.raises(LogError, match="the file is damaged"):
+        read_runs([tmp_path / "training_args.bin"])
 
 
 class Attack:

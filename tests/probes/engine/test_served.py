@@ -1,6 +1,5 @@
-"""Causes really induced in a real vLLM. One server at a time; without vLLM these tests are skipped."""
+"""Causes really induced in a real vLLM. One server at a time."""
 
-import importlib.util
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -8,10 +7,7 @@ import pytest
 from leadline.probes.engine.attribute import attribute
 from tests.probes.engine.served import DONE, STARTS, Probe, Running, served
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (make vllm)"),
-]
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")

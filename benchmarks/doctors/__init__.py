@@ -1,0 +1,1 @@
+"""`leadline doctor` and two rivals on the same logs."""
