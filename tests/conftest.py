@@ -7,10 +7,10 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if importlib.util.find_spec("vllm") is not None:
+    marked = [item for item in items if item.get_closest_marker("vllm")]
+    if not marked or importlib.util.find_spec("vllm") is not None:
         return
     if os.environ.get("LEADLINE_REQUIRE_VLLM"):
         raise pytest.UsageError("LEADLINE_REQUIRE_VLLM is set, but vllm cannot be imported: run `make vllm`")
-    for item in items:
-        if item.get_closest_marker("vllm"):
-            item.add_marker(pytest.mark.skip(reason="vllm is not installed (make vllm)"))
+    for item in marked:
+        item.add_marker(pytest.mark.skip(reason="vllm is not installed (make vllm)"))

@@ -30,8 +30,19 @@ def load(
 ) -> Collected | Mapping[str, Any] | None:
     """Rows as a `Collected`, settings as a mapping, or None for a file with neither.
 
-    `quick`: for a file that nobody named, which may be anything. Raises LogError: it is a kind that cannot be read.
+    `quick`: for a file that nobody named, which may be anything. Raises LogError: it is a kind that cannot be read, or is
+    a damaged `training_args.bin`.
     """
+    found = _found(source, writer, quick)
+    if found is None and Path(source.name).name == "training_args.bin":
+        raise LogError(
+            f"PATH is {source.name!r}, but the file is damaged. The log would be judged without the settings in it. Give "
+            "them with --config FILE."
+        )
+    return found
+
+
+def _found(source: Source, writer: Framework | None, quick: bool) -> Collected | Mapping[str, Any] | None:
     head = source.head()
     kind = kind_of(head)
     if kind is Kind.EMPTY:
@@ -78,11 +89,6 @@ def _ranked(collected: Collected, kind: Kind) -> Collected:
 
 def _settings(source: Source) -> Mapping[str, Any] | None:
     settings = read_config(source)
-    if settings is None and Path(source.name).name == "training_args.bin":
-        raise LogError(
-            f"PATH is {source.name!r}, but the file is damaged. The log would be judged without the settings in it. Give "
-            "them with --config FILE."
-        )
     if settings and all(key in settings for key in MODEL_CONFIG):
         return None  # the shape of a model, not the settings of a run
     return settings
