@@ -21,7 +21,7 @@ from leadline.config import Config
 from leadline.doctor.command import AFTERWORDS, doctor, rules
 from leadline.engines.serve_command import serve
 from leadline.errors import ConfigError, LeadlineError
-from leadline.loop.interrupt import StopOnce, heard
+from leadline.loop.interrupt import StopOnce, heard, left_at_once
 from leadline.numerals import duration
 from leadline.probes.command import probe
 from leadline.recipe import load_config
@@ -134,7 +134,7 @@ def _train(config: Config, path: Path, resume: bool, again: str, profile: bool) 
 
     stop = StopOnce()
     started = time.perf_counter()
-    with Screen(config) as screen:
+    with left_at_once(), Screen(config) as screen:
         session = open_session(config, path, resume=resume, stopping=lambda: stop.asked, screen=screen)
         if profile:
             session.start_profile()

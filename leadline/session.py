@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
+from leadline.compute import computed, computes
 from leadline.config import Config
 from leadline.data import PromptData, load_prompts
 from leadline.doctor.examine import live_findings
@@ -86,6 +87,7 @@ class Session:
             tracebacks=self.run_dir.path / "stalled.txt",
         )
 
+    @computes
     def start_profile(self) -> None:
         """From now on each step is profiled: its stages wait for the accelerator, and the machine's limit is measured."""
         self.policy.stopwatch.waits = True
@@ -99,7 +101,8 @@ class Session:
                 await self._run()
                 watching.cancel()
         except (TrainingError, NoSignalError, RewardError, EngineError, StalledError):
-            await asyncio.to_thread(self._save)  # the steps before the trouble are worth having
+            # The steps before the trouble are worth having. The compute thread may be what hangs.
+            await asyncio.to_thread(self._save)
             raise
         finally:
             with self.roller.activity.trainer("waits for the engine to close"):
@@ -124,7 +127,7 @@ class Session:
     async def _run(self) -> None:
         version = self.policy.version
         with self.roller.activity.trainer(f"waits for the engine to load the weights of version {version}"):
-            await self.engine.load_weights(self.policy.weights(), version)
+            await self.engine.load_weights(await computed(self.policy.weights), version)
         await self._look_before_the_first_step()
         await self._evaluate()  # also when resumed: a kill may have come between a step and its evaluation
         await train(
@@ -140,7 +143,7 @@ class Session:
             stage=self.screen.stage,
             stopping=self.stopping,
         )
-        await asyncio.to_thread(self._save)
+        await computed(self._save)
         if not self.stopping():
             await self._evaluate()
 
@@ -170,7 +173,7 @@ class Session:
             self.profile.add(step.metrics, flops, time.perf_counter() - started)
         every = self.config.run.checkpoint_every
         if every and step.number % every == 0:
-            await asyncio.to_thread(self._save)
+            await computed(self._save)
 
     def _write_tokens(self, step: Step) -> None:
         """Its rollouts and its black box: on a thread, for nothing in the run waits for them but the next checkpoint."""
@@ -246,6 +249,7 @@ def _about(step: Step) -> dict[str, Any]:
     }
 
 
+@computes
 def open_session(config: Config, path: Path, *, resume: bool, stopping: Callable[[], bool], screen: Screen) -> Session:
     """Everything a run needs, checked: after this returns only the run itself can fail, before it nothing is written.
 

@@ -6,11 +6,11 @@
 Synchronous training is this loop with `rollout.max_staleness = 0`.
 """
 
-import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from leadline.compute import computed
 from leadline.config import Config
 from leadline.engines.base import Engine
 from leadline.errors import NoSignalError, TrainingError
@@ -95,9 +95,9 @@ async def train(
             barren_steps = _check_signal(fresh(groups), barren_steps, settings)
 
             stage("update")
-            batch = build_batch(groups, config, policy.version, replaced=replaced)
+            batch = await computed(build_batch, groups, config, policy.version, replaced=replaced)
             _check_unscored(groups, batch, config)
-            update = await whole(asyncio.to_thread(_update, policy, batch, activity))
+            update = await whole(computed(_update, policy, batch, activity))
             watch.mark("update")
             if not update.discarded:  # else it may be a group of these that is not finite
                 replay.keep(filter(has_signal, groups), policy.version)
@@ -105,7 +105,7 @@ async def train(
             measured: dict[str, float] = {}
             try:
                 with activity.trainer(f"waits for the engine to load the weights of version {policy.version}"):
-                    await engine.load_weights(policy.weights(), policy.version)
+                    await engine.load_weights(await computed(policy.weights), policy.version)
                 watch.mark("load")
                 measured = await measure(groups, update.metrics)
             finally:

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -265,15 +266,21 @@ def test_a_dry_run_leaves_nothing_behind(place: Path, command: Any) -> None:
     assert not Path("runs").exists()
 
 
-def test_ctrl_c_while_parts_are_loaded_leaves_without_a_traceback(
-    place: Path, command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("leadline.session.load_model", interrupted)
-    printed = command("train", "recipe.toml")
-    assert printed.code == 130 and "Traceback" not in printed.err and not Path("runs").exists()
+def test_ctrl_c_while_parts_are_loaded_leaves_at_once_without_a_traceback(place: Path) -> None:
+    loading = (
+        "import sys, time; import leadline.session; sys.argv = ['leadline', 'train', 'recipe.toml']; "
+        "leadline.session.load_model = lambda *_: (print('loading', flush=True), time.sleep(60)); "
+        "from leadline.cli import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", loading], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    while "loading" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in err and not (place / "runs").exists()
 
 
 def test_training_without_the_trainers_packages_says_what_to_install(place: Path) -> None:

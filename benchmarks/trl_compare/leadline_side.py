@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trl_compare.cells import MODEL, Cell
+from leadline.compute import computed, computes
 from leadline.config import Config, parse_config
 from leadline.engines.hf_decode import Row
 from leadline.policy.batch import Batch, build_batch
@@ -60,6 +61,7 @@ class Leadline:
         group = Group(Prompt(0, "", self.cell.prompt_ids()), [rollout(ids) for ids in self.cell.completion_ids(eos)])
         return build_batch([group], self.config, 0)
 
+    @computes
     def train(self) -> None:
         """The update on given completions."""
         self.session.policy.update(self.batch)
@@ -68,7 +70,7 @@ class Leadline:
         """New weights into the engine, and the completions of one group."""
 
         async def run() -> None:
-            await self.engine.load_weights(self.session.policy.weights(), self.session.policy.version)
+            await self.engine.load_weights(await computed(self.session.policy.weights), self.session.policy.version)
             await self.engine.generate(next(self.prompts), self.cell.group, self.config.sampling)
 
         asyncio.run(run())

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.trl_compare.cells import Cell
+from leadline.compute import computes
 
 SHIPPED, COMPACT, BEST, OURS, OURS_BF16, OURS_LESS = SIDES = (
     "trl-shipped",
@@ -51,7 +52,7 @@ def sides_of(cell: Cell) -> list[str]:
 
 def times(cell: Cell, seconds: float) -> dict[str, Any]:
     """Median CPU and wall seconds of each side: repeated in turn until `seconds` are spent, one to five times."""
-    torch.set_num_threads(cell.threads)
+    use_threads(cell.threads)
     small = Cell(cell.part, 16, 8, cell.group, cell.dtype)
     sides: dict[str, Any] = {}
     for side in sides_of(cell):
@@ -70,6 +71,12 @@ def times(cell: Cell, seconds: float) -> dict[str, Any]:
     return {"cell": cell.name, "repetitions": n, "seconds": medians}
 
 
+def use_threads(count: int) -> None:
+    """The number that torch computes with, in this thread and in the one that computes."""
+    torch.set_num_threads(count)
+    computes(torch.set_num_threads)(count)
+
+
 def clocked(work: Callable[[], object]) -> tuple[float, float]:
     """CPU seconds of this process, and wall seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
@@ -79,7 +86,7 @@ def clocked(work: Callable[[], object]) -> tuple[float, float]:
 
 def memory(cell: Cell, side: str) -> dict[str, Any]:
     """Peak resident bytes of the first part above what stays: weights, whatever else was loaded, and one gradient."""
-    torch.set_num_threads(cell.threads)
+    use_threads(cell.threads)
     runner = build(side, cell, {})
     peaks: list[int] = []
     runner.after_backward = lambda: peaks.append(resident("VmHWM"))

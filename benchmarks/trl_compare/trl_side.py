@@ -4,6 +4,8 @@ Three configurations. As shipped: its defaults on this machine. Compact: only co
 TRL does on CUDA (on a CPU it scores prompts and padding too). At its best: compact, without gradient checkpointing, and in
 bfloat16 with weights of that dtype instead of autocast over float32 ones. The synchronous trainer has no packing.
 
+It computes on leadline's thread: a second OpenMP team in the process would slow both sides down.
+
 Whatever TRL's outer loop adds to a step (callbacks, logging, the learning-rate schedule) is left out, in its favour.
 """
 
@@ -18,6 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.trl_compare.cells import MODEL, Cell
 from benchmarks.trl_compare.forced_lengths import ForcedLengths
+from leadline.compute import computes
 from leadline.model_sources import read_model, read_tokenizer
 from leadline.settings.model import Model
 
@@ -30,6 +33,7 @@ _scores_as_shipped = trl_utils._use_triton
 class Trl:
     """One trainer in one configuration, on one cell."""
 
+    @computes
     def __init__(
         self,
         cell: Cell,
@@ -103,6 +107,7 @@ class Trl:
             model.gradient_checkpointing_enable(self.trainer.args.gradient_checkpointing_kwargs)
         model.train()
 
+    @computes
     def train(self) -> None:
         """The update on given completions."""
         self.configure()
@@ -114,11 +119,13 @@ class Trl:
             self.trainer.accelerator.backward(loss)
         self._optimizer_step()
 
+    @computes
     def generate(self) -> None:
         """The completions of one group."""
         self.configure()
         self.trainer._generate_single_turn([list(self.cell.prompt_ids())] * self.cell.group, None, {}, self.cell.group)
 
+    @computes
     def step(self) -> None:
         """From prompt to new weights: TRL's own training step generates when it is due."""
         self.configure()

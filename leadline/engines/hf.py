@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from leadline import compute
 from leadline.engines.hf_decode import Decoder, Request
 from leadline.errors import EngineError
 from leadline.models import is_lora
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 class HFEngine:
-    """Completions of a Hugging Face model, decoded together on one thread of this process.
+    """Completions of a Hugging Face model, decoded together on one thread of this process (`leadline.compute`).
 
     Calls of `generate` made in the same turn of the event loop start together, in their order; later ones join as soon
     as they fit into `max_batch`. The draws of a completion depend on `seed`, `prompt.index` and its place in the group,
@@ -30,7 +31,8 @@ class HFEngine:
 
     A model shared with the trainer (no copy) must not change while completions run. A copy may: new weights come in
     between two tokens, and completions in flight go on with the keys and values they have. Their logprobs are those of
-    the distribution that was really sampled, so importance weights stay exact.
+    the distribution that was really sampled, so importance weights stay exact. With `own_copy` there is always one, and it
+    is decoded on a thread of its own: the policy may train meanwhile.
 
     Raises EngineError for a model that keeps more than keys and values (Mamba and the like).
     """
@@ -54,7 +56,8 @@ class HFEngine:
             sampled, tokenizer=tokenizer, eos_ids=eos_ids, seed=seed, max_batch=max_batch, shared=not self._copies
         )
         # One thread for all that touches the weights and the batch: new weights fall between two tokens by themselves.
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
+        self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine") if own_copy else None
+        self._worker = self._own_thread or compute.THREAD
         self._driver: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -83,7 +86,8 @@ class HFEngine:
         self._closed = True
         if self._driver is not None:
             await self._driver
-        self._worker.shutdown()
+        if self._own_thread is not None:
+            self._own_thread.shutdown()
 
     async def _drive(self) -> None:
         """Advance the batch until nothing is left to do."""

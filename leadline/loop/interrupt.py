@@ -23,6 +23,15 @@ class StopOnce:
 
 
 @contextmanager
+def left_at_once() -> Iterator[None]:
+    """Inside, Ctrl-C that nobody else hears ends the process: nothing is lost, and what is computed is not waited for."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        leave_at_once(130)
+
+
+@contextmanager
 def heard(stop: StopOnce) -> Iterator[None]:
     """Inside, Ctrl-C goes to `stop`; afterwards to whoever had it before."""
     before = signal.signal(signal.SIGINT, stop)

@@ -45,19 +45,20 @@ def run(
 
 async def _flown(config: Config, said: Console) -> "Preflight":
     """Every check; those with the engine only if nothing was wrong before, for starting one may take minutes."""
+    from leadline.compute import computed
     from leadline.probes.preflight.flight import Preflight
     from leadline.session import build_engine, check_engine, load_parts
 
     check_engine(config)
-    parts = await asyncio.to_thread(load_parts, config, lambda stage: None, said.print)
+    parts = await computed(load_parts, config, lambda stage: None, said.print)
     found = Preflight(parts)
-    await asyncio.to_thread(found.before_engine)
+    await computed(found.before_engine)
     if found.errors:
         return found
     with tempfile.TemporaryDirectory(prefix="leadline-probe-") as folder:
         engine = build_engine(config, parts.loaded, Path(folder), said.print)
         try:
-            await engine.load_weights(parts.policy.weights(), parts.policy.version)
+            await engine.load_weights(await computed(parts.policy.weights), parts.policy.version)
             await found.with_engine(engine)
         except LeadlineError as error:
             found.add_error("weights", error)

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from leadline.errors import ConfigError
-from leadline.loop.interrupt import StopOnce, heard
+from leadline.loop.interrupt import StopOnce, heard, left_at_once
 from leadline.numerals import duration, number
 from leadline.recipe import recipe_values
 from leadline.settings_help import settings_help
@@ -63,7 +63,7 @@ def _tune(config: SftConfig, path: Path, resume: bool, again: str) -> int:
 
     stop = StopOnce()
     started = time.perf_counter()
-    with Screen(config, face=sft_face(config)) as screen:
+    with left_at_once(), Screen(config, face=sft_face(config)) as screen:
         session = open_sft_session(config, path, resume=resume, stopping=lambda: stop.asked, screen=screen)
         with heard(stop):
             asyncio.run(session.run())

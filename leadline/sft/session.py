@@ -6,7 +6,6 @@ loss = -1/N sum log pi(token | before it), over all N completion tokens of the s
 of (seed, step), so a resumed run repeats an uninterrupted one to the last digit.
 """
 
-import asyncio
 import math
 import re
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from leadline.compute import computed, computes
 from leadline.config import Config
 from leadline.data import PromptData
 from leadline.errors import TrainingError
@@ -87,16 +87,16 @@ class SftSession:
         every = self.config.run.checkpoint_every
         try:
             while self.policy.version < self.config.run.steps and not self.stopping():
-                await asyncio.to_thread(self._step)
+                await computed(self._step)
                 if every and self.policy.version % every == 0:
-                    self._checkpoint()
+                    await computed(self._checkpoint)
                 check_discarded(self.policy, self.trainer_config)
                 if self.policy.version < self.config.run.steps:  # the last evaluation comes after the last checkpoint
                     await self._evaluate()
         except TrainingError:
-            self._checkpoint()
+            await computed(self._checkpoint)
             raise
-        self._checkpoint()
+        await computed(self._checkpoint)
 
     def _step(self) -> None:
         """One optimizer step on the next demonstrations, written down."""
@@ -137,10 +137,10 @@ class SftSession:
             return
         self.screen.stage("evaluate")
         batch = demonstration_batch(self.data.held_out, self.writer, self.trainer_config)
-        metrics = await asyncio.to_thread(held_out_metrics, self.policy, batch, self.trainer_config)
+        metrics = await computed(held_out_metrics, self.policy, batch, self.trainer_config)
         rewards: tuple[float, ...] = ()
         if greedy:
-            await self.roller.engine.load_weights(self.policy.weights(), step)
+            await self.roller.engine.load_weights(await computed(self.policy.weights), step)
             sampled = await evaluate(self.roller, self.data.held_out[:greedy], self.trainer_config)
             rewards, metrics = sampled.rewards, metrics | sampled.metrics
         self.evaluations[step] = metrics
@@ -168,6 +168,7 @@ def held_out_metrics(policy: Policy, batch: Batch, config: Config) -> dict[str, 
     }
 
 
+@computes
 def open_sft_session(
     config: SftConfig, path: Path, *, resume: bool, stopping: Callable[[], bool], screen: Screen
 ) -> SftSession:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -229,17 +230,21 @@ def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
 
     async def body(engine: VLLMEngine) -> list[Completion]:
         tasks: list[asyncio.Task[list[Completion]]] = []
-        for version in (
-            2,
-            3,
-        ):  # groups start all the while: however fast the machine or slow, some are under way at the change
-            weights = merged_weights((running.a, running.b)[version % 2 == 0].model)
-            loading = asyncio.create_task(engine.load_weights(weights, version))
-            while not loading.done():
+
+        async def groups_start_until(done: Callable[[], bool]) -> None:
+            while not done():
                 if sum(not task.done() for task in tasks) < 6:
                     tasks.append(asyncio.create_task(engine.generate(prompt(len(tasks)), 4, Sampling(max_tokens=200))))
                 await asyncio.sleep(0.1)
+
+        for version in (2, 3):
+            weights = merged_weights((running.a, running.b)[version % 2 == 0].model)
+            loading = asyncio.create_task(engine.load_weights(weights, version))
+            await groups_start_until(loading.done)
             await loading
+            # Those that begin later than the next one are half-way when it is done, and meet the next change.
+            next_one = len(tasks)
+            await groups_start_until(lambda: len(tasks) > next_one and tasks[next_one].done())  # noqa: B023
         return [completion for group in await asyncio.gather(*tasks) for completion in group]
 
     settings = {"on_new_weights": "drain" if way == "drain" else "continue"}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leadline.compute import computed
 from leadline.config import Config
 from leadline.engines.base import Engine
 from leadline.models import plain_model
@@ -41,7 +42,7 @@ async def measure_mismatch(
     drawn = await asyncio.gather(*(engine.generate(prompt, 1, sampling) for prompt in asked))
     groups = [_group(prompt, completion) for prompt, [completion] in zip(asked, drawn, strict=True)]
     batch = build_batch(groups, config, policy.version)
-    return await asyncio.to_thread(compare, policy, batch, log_ratio_abs_mean, config)
+    return await computed(compare, policy, batch, log_ratio_abs_mean, config)
 
 
 def _group(prompt: Prompt, completion: Completion) -> Group:

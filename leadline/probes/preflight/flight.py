@@ -1,6 +1,5 @@
 """The checks in their order, what came of them, and the error that stops a run."""
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from leadline.compute import computed
 from leadline.dry_run import Check
 from leadline.engines.base import Engine
 from leadline.errors import LeadlineError
@@ -59,7 +59,7 @@ class Preflight:
         """All that needs tokens of the engine, which holds the policy's weights."""
         started = time.perf_counter()
         with _as_if_nothing_was_drawn(self.parts.policy.device):
-            found = await asyncio.to_thread(self._look_at, await self._draw(engine))
+            found = await computed(self._look_at, await self._draw(engine))
         self.seconds += time.perf_counter() - started
         return found
 
