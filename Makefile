@@ -53,7 +53,7 @@ fix: $(READY)  ## format and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## compare with TRL on the same work, and write docs/benchmarks.md (20 minutes; FULL=--full for the grid)
+bench: $(READY)  ## compare with TRL on the same work, and write docs/benchmarks.md (half an hour; FULL=--full for the grid)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.trl_compare $(FULL)
 
 drills: $(READY)  ## break the trainer in every way that can be induced, and see what the doctor says

@@ -1,6 +1,6 @@
 """Measure, cell by cell, each in a fresh process, and write `docs/benchmarks.md` after each.
 
-python -m benchmarks.trl_compare                              a sample of the grid, under twenty minutes on two cores
+python -m benchmarks.trl_compare                              a sample of the grid, half an hour on two cores
 python -m benchmarks.trl_compare --full                       the whole grid: hours
 python -m benchmarks.trl_compare --only train:256x64x8:float32    one cell, printed and not written down
 """

@@ -113,6 +113,23 @@ def test_update_norm_is_the_measured_change_of_the_weights(weight_decay: float) 
         assert outcome.update_norm == pytest.approx(float((after - before).norm() / after.norm()), rel=2e-3)
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_update_norm_of_a_large_matrix_is_measured_on_a_part_of_it(weight_decay: float) -> None:
+    """Rows of very different sizes, a quarter of them without a gradient so far, as those of an embedding."""
+    draw = torch.Generator().manual_seed(0)
+    made = nn.Linear(512, 2048, bias=False)
+    with torch.no_grad():
+        made.weight.mul_(torch.rand(2048, 1, generator=draw).exp())
+    ours = Optimizer(made, settings(weight_decay=weight_decay))
+    for _ in range(3):
+        before = made.weight.detach().clone()
+        seen = (torch.rand(2048, 1, generator=draw) < 0.75).float()
+        made.weight.grad = seen * torch.randn(2048, 512, generator=draw)
+        outcome = ours.step(0.0, 1e-3)
+        change = float((made.weight.detach() - before).norm() / made.weight.detach().norm())
+        assert outcome.update_norm == pytest.approx(change, rel=0.05)
+
+
 def test_update_norm_leaves_out_what_got_no_gradient_this_time() -> None:
     made = module()
     ours = Optimizer(made, settings())
