@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 from torch import Tensor, nn
 
+from leadline.compute import computed
 from leadline.engines.vllm_link import has_tls
 from leadline.engines.vllm_server import LOOPBACK, free_port
 from leadline.engines.vllm_snapshot import PROBE_PROMPT, PROBE_TOP, PROBES, Score, Snapshot, probe_ids, take_snapshot
@@ -91,7 +92,7 @@ class ServerPush:
         """The weights as they are sent, read once."""
         async with self._lock:
             if self._snapshot is None or self._snapshot.weights is not weights or self._snapshot.version != version:
-                self._snapshot = await asyncio.to_thread(
+                self._snapshot = await computed(
                     take_snapshot,
                     weights,
                     version,

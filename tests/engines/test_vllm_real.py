@@ -208,6 +208,10 @@ def test_a_trainer_that_is_lost_while_it_broadcasts_leaves_the_old_weights(
     assert running.probes(running.a) < TOLERANCE
 
 
+LASTING = 900
+"""Tokens: a group takes many times as long as the next ones take to begin, so that some are under way at any moment."""
+
+
 @tied_only
 @pytest.mark.parametrize("way", ["under_way", "by_abort", "drain"])
 def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
@@ -226,7 +230,7 @@ def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
     monkeypatch.setattr(Link, "complete", counted)
 
     def prompt(index: int) -> Prompt:
-        return Prompt(index, "", LONG.token_ids[index % 8 :])
+        return Prompt(index, "", LONG.token_ids[index % 8 : 100])
 
     async def body(engine: VLLMEngine) -> list[Completion]:
         tasks: list[asyncio.Task[list[Completion]]] = []
@@ -234,7 +238,9 @@ def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
         async def groups_start_until(done: Callable[[], bool]) -> None:
             while not done():
                 if sum(not task.done() for task in tasks) < 6:
-                    tasks.append(asyncio.create_task(engine.generate(prompt(len(tasks)), 4, Sampling(max_tokens=200))))
+                    tasks.append(
+                        asyncio.create_task(engine.generate(prompt(len(tasks)), 4, Sampling(max_tokens=LASTING)))
+                    )
                 await asyncio.sleep(0.1)
 
         for version in (2, 3):
@@ -249,12 +255,12 @@ def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
 
     settings = {"on_new_weights": "drain" if way == "drain" else "continue"}
     completions = running.with_engine(running.a, body, **settings)
-    assert {len(completion.token_ids) for completion in completions} == {200}
+    assert {len(completion.token_ids) for completion in completions} == {LASTING}
     mixed = [completion for completion in completions if len(set(completion.policy_versions)) > 1]
     assert not mixed if way == "drain" else mixed
     gone_on = [ask for ask in asks if ask.drawn]
     assert bool(gone_on) == (way == "by_abort")
-    assert all(len(ask.drawn) + ask.max_tokens == 200 for ask in gone_on)
+    assert all(len(ask.drawn) + ask.max_tokens == LASTING for ask in gone_on)
     for i, completion in enumerate(completions):
         of_b = torch.tensor([version == 2 for version in completion.policy_versions])
         asked = prompt(i // 4)
