@@ -6,6 +6,8 @@ They are forked from a server that has imported everything but run nothing: a st
 import contextlib
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -55,3 +57,23 @@ def _main(output: Path, arguments: tuple[str, ...]) -> None:
     from leadline.cli import main
 
     main()
+
+
+def interrupted_while_it_loads(place: Path, command: str, module: str) -> tuple[int, str]:
+    """Exit code and what is said on stderr of `leadline COMMAND recipe.toml`, whose `load_model` in `module` hangs."""
+    hanging = (
+        f"import sys, time; import {module}; sys.argv = ['leadline', {command!r}, 'recipe.toml']; "
+        f"{module}.load_model = lambda *_: (print('loading', flush=True), time.sleep(60)); "
+        "from leadline.cli import main; main()"
+    )
+    arguments = [sys.executable, "-c", hanging]
+    process = subprocess.Popen(arguments, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        while "loading" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    return process.returncode, err

@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from leadline import __version__, cli
 from leadline.config import SECTIONS
 from leadline.model_sources import read_tokenizer
 from leadline.settings.model import Model
-from tests.processes import leadline
+from tests.processes import interrupted_while_it_loads, leadline
 
 RECIPE = """
 [model]
@@ -267,20 +266,8 @@ def test_a_dry_run_leaves_nothing_behind(place: Path, command: Any) -> None:
 
 
 def test_ctrl_c_while_parts_are_loaded_leaves_at_once_without_a_traceback(place: Path) -> None:
-    loading = (
-        "import sys, time; import leadline.session; sys.argv = ['leadline', 'train', 'recipe.toml']; "
-        "leadline.session.load_model = lambda *_: (print('loading', flush=True), time.sleep(60)); "
-        "from leadline.cli import main; main()"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", loading], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    while "loading" not in process.stdout.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 130 and "Traceback" not in err and not (place / "runs").exists()
+    code, err = interrupted_while_it_loads(place, "train", "leadline.session")
+    assert code == 130 and "Traceback" not in err and not (place / "runs").exists()
 
 
 def test_training_without_the_trainers_packages_says_what_to_install(place: Path) -> None:

@@ -34,7 +34,7 @@ checkpointing, and in bfloat16 with weights of that dtype. Only the second says 
 CAUSES = {
     "training": "the head and the attention are not shared, so short prompts with long completions gain least",
     "generation": "a decode step of eight rows reads each weight once: the linear layers take 18 of its 40 ms with a bf16 copy "
-    "(30 of 48 in fp32), and starting about a thousand small kernels the rest, which no dtype makes shorter",
+    "(30 of 49 in fp32), attention and some 1,500 small operations the rest, which no dtype makes shorter",
     "memory": "activations of a whole row are kept unless model.gradient_checkpointing is set",
     "gemm": "norms, rotary embeddings, attention and the soft maximum are no multiplications",
 }

@@ -136,7 +136,7 @@ class SftSession:
         if not self._evaluation_is_due():
             return
         self.screen.stage("evaluate")
-        batch = demonstration_batch(self.data.held_out, self.writer, self.trainer_config)
+        batch = await computed(demonstration_batch, self.data.held_out, self.writer, self.trainer_config)
         metrics = await computed(held_out_metrics, self.policy, batch, self.trainer_config)
         rewards: tuple[float, ...] = ()
         if greedy:

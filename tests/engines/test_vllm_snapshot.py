@@ -1,13 +1,20 @@
 """What is sent to a server, and the policy's scores that the proof of a push compares with."""
 
+import asyncio
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from leadline.compute import computes
 from leadline.engines.vllm_snapshot import PROBE_PROMPT, PROBES, plain_tensors, policy_score, probe_ids
+from leadline.engines.vllm_weights import ServerPush
 from leadline.models import adapter_weights, is_adapter, load_model, merged_weights
 from leadline.settings.model import Model
+from leadline.types import Weights
 
 IDS = probe_ids(260)
 
@@ -69,3 +76,23 @@ def test_probes_stand_behind_more_than_a_cache_block_and_are_the_same_each_time(
     assert PROBE_PROMPT > 128
     assert probe_ids(260) == IDS
     assert max(IDS) < 260
+
+
+def test_a_push_is_scored_where_everything_is_computed() -> None:
+    """A team of threads of its own would slow down those that train."""
+    model = load_model(Model(name="tiny", device="cpu")).model
+    scored = policy_score(model)
+    threads: list[str] = []
+
+    def score(weights: Weights, ids: Sequence[int]) -> Tensor:
+        threads.append(threading.current_thread().name)
+        return scored(weights, ids)
+
+    push = ServerPush(score, 260)
+
+    async def run() -> None:
+        await push.prepare(merged_weights(model), 1)
+        await push.close()
+
+    asyncio.run(run())
+    assert set(threads) == {computes(lambda: threading.current_thread().name)()}

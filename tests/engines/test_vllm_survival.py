@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from leadline.config import Config
-from leadline.engines import vllm_link, vllm_pool
 from leadline.engines.vllm_http import VLLMEngine
 from leadline.errors import EngineError
 from leadline.loop.place import Place
@@ -24,16 +23,6 @@ from tests.engines.fake_vllm import EOS, VOCAB, Body, FakePush, FakeVLLM, Reply,
 from tests.loops import CountingPolicy, count, roller, stream
 
 STEPS = 6
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rules on a shorter clock."""
-    monkeypatch.setattr(vllm_pool, "HEALTH_EVERY_S", 0.05)
-    monkeypatch.setattr(vllm_pool, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(vllm_pool, "LONGEST_PAUSE_S", 0.1)
-    monkeypatch.setattr(vllm_pool, "ABORT_EVERY_S", 0.05)
-    monkeypatch.setattr(vllm_link, "HEALTH_TIMEOUT_S", 0.2)
 
 
 class Versioned(CountingPolicy):
@@ -153,7 +142,7 @@ async def with_trouble(trainer: Trainer, trouble: Awaitable[None], **parts: Any)
 
 
 @BOUNDS
-def test_a_server_that_is_killed_while_it_draws_and_started_again(quick: None, max_staleness: int) -> None:
+def test_a_server_that_is_killed_while_it_draws_and_started_again(quick_client: None, max_staleness: int) -> None:
     async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
         trainer = Trainer(server, push, made)
 
@@ -173,7 +162,7 @@ def test_a_server_that_is_killed_while_it_draws_and_started_again(quick: None, m
 
 
 @BOUNDS
-def test_a_server_that_hangs_for_a_while(quick: None, max_staleness: int) -> None:
+def test_a_server_that_hangs_for_a_while(quick_client: None, max_staleness: int) -> None:
     async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
         trainer = Trainer(server, push, made)
 
@@ -190,7 +179,7 @@ def test_a_server_that_hangs_for_a_while(quick: None, max_staleness: int) -> Non
 
 
 @BOUNDS
-def test_a_server_that_answers_500_for_a_while(quick: None, max_staleness: int) -> None:
+def test_a_server_that_answers_500_for_a_while(quick_client: None, max_staleness: int) -> None:
     async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
         trainer = Trainer(server, push, made)
 
@@ -206,7 +195,7 @@ def test_a_server_that_answers_500_for_a_while(quick: None, max_staleness: int) 
 
 
 @BOUNDS
-def test_a_server_that_dies_half_way_through_a_push(quick: None, max_staleness: int) -> None:
+def test_a_server_that_dies_half_way_through_a_push(quick_client: None, max_staleness: int) -> None:
     async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
         trainer = Trainer(server, push, made)
 
@@ -228,7 +217,9 @@ def test_a_server_that_dies_half_way_through_a_push(quick: None, max_staleness: 
 
 
 @BOUNDS
-def test_a_push_that_fails_for_good_stops_the_run_and_the_resumed_one_goes_on(quick: None, max_staleness: int) -> None:
+def test_a_push_that_fails_for_good_stops_the_run_and_the_resumed_one_goes_on(
+    quick_client: None, max_staleness: int
+) -> None:
     async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
         async def refuse(server: FakeVLLM) -> None:
             raise EngineError("the receipt does not match")
@@ -251,7 +242,7 @@ def test_a_push_that_fails_for_good_stops_the_run_and_the_resumed_one_goes_on(qu
 
 
 @BOUNDS
-def test_a_slow_reward(quick: None, max_staleness: int) -> None:
+def test_a_slow_reward(quick_client: None, max_staleness: int) -> None:
     async def slow(completion_ids: Sequence[int]) -> float:
         await asyncio.sleep(0.03 if len(completion_ids) % 3 else 0.0)
         return count(completion_ids)
@@ -266,7 +257,9 @@ def test_a_slow_reward(quick: None, max_staleness: int) -> None:
 
 @BOUNDS
 @pytest.mark.parametrize("lost", [0, 2])
-def test_a_trainer_that_dies_is_resumed_while_the_server_lives(quick: None, max_staleness: int, lost: int) -> None:
+def test_a_trainer_that_dies_is_resumed_while_the_server_lives(
+    quick_client: None, max_staleness: int, lost: int
+) -> None:
     """The server holds weights of the dead trainer that are newer than the checkpoint; none of them is sampled from."""
 
     async def story(server: FakeVLLM, push: FakePush, made: Config) -> Sequence[Step]:
@@ -296,7 +289,7 @@ class Mute(FakeVLLM):
         return Reply(never=True) if self.names == 2 and path == "/update_weight_version" else reply
 
 
-def test_tokens_have_the_version_of_their_weights_though_the_answer_to_the_push_got_lost(quick: None) -> None:
+def test_tokens_have_the_version_of_their_weights_though_the_answer_to_the_push_got_lost(quick_client: None) -> None:
     made = settings(rollout={"group_size": 4, "groups_per_step": 3}, run={"steps": STEPS}, eval={"prompts": 0})
 
     async def main() -> Sequence[Step]:
@@ -309,7 +302,7 @@ def test_tokens_have_the_version_of_their_weights_though_the_answer_to_the_push_
     survived(asyncio.run(main()), 0)
 
 
-def test_prompts_that_refills_took_out_of_their_turn_are_not_trained_again_after_a_kill(quick: None) -> None:
+def test_prompts_that_refills_took_out_of_their_turn_are_not_trained_again_after_a_kill(quick_client: None) -> None:
     made = settings(
         rollout={"group_size": 4, "groups_per_step": 3, "max_staleness": 1, "refill": 2},
         run={"steps": STEPS},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import leadline, lines, start, wait_for
+from tests.processes import interrupted_while_it_loads, leadline, lines, start, wait_for
 
 RECIPE = """
 [model]
@@ -53,6 +53,11 @@ def test_a_run_ends_with_what_it_gained_and_where_the_model_is(place: Path) -> N
     assert "3 of 3 steps in" in text and "held-out loss (nats per token): " in text
     assert "model.name = 'runs/recipe/checkpoints/step_000003/model'" in text
     assert (place / "runs/recipe/checkpoints/step_000003/model/config.json").is_file()
+
+
+def test_ctrl_c_while_parts_are_loaded_leaves_at_once_without_a_traceback(place: Path) -> None:
+    code, err = interrupted_while_it_loads(place, "sft", "leadline.sft.session")
+    assert code == 130 and "Traceback" not in err and not (place / "runs").exists()
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_the_command_that_continues(place: Path) -> None:

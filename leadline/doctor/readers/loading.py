@@ -1,6 +1,7 @@
 """One file: what it is, and its rows or settings."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,15 @@ def load(
     `quick`: for a file that nobody named, which may be anything. Raises LogError: it is a kind that cannot be read, or is
     a damaged `training_args.bin`.
     """
-    found = _found(source, writer, quick)
-    if found is None and Path(source.name).name == "training_args.bin":
-        raise LogError(
-            f"PATH is {source.name!r}, but the file is damaged. The log would be judged without the settings in it. Give "
-            "them with --config FILE."
-        )
-    return found
+    if Path(source.name).name != "training_args.bin":
+        return _found(source, writer, quick)
+    with suppress(LogError):  # whatever else it looks like
+        if (found := _found(source, writer, quick)) is not None:
+            return found
+    raise LogError(
+        f"PATH is {source.name!r}, but the file is damaged. The log would be judged without the settings in it. Give "
+        "them with --config FILE."
+    )
 
 
 def _found(source: Source, writer: Framework | None, quick: bool) -> Collected | Mapping[str, Any] | None:

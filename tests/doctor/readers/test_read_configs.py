@@ -165,7 +165,7 @@ def test_training_args_that_cannot_be_read_are_said_to_be_missing(left: bytes, t
     (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 0.1, "reward": 0.2, "grad_norm": 1.0}\n')
     (run,) = read_runs([tmp_path])
     assert any("training_args.bin" in note and "damaged" in note for note in run.notes), run.notes
-    with pytest.raises(LogError, match=r"training_args\.bin"):
+    with pytest.raises(LogError, match="the file is damaged"):
         read_runs([tmp_path / "training_args.bin"])
 
 
