@@ -209,7 +209,13 @@ def test_a_trainer_that_is_lost_while_it_broadcasts_leaves_the_old_weights(
 
 
 LASTING = 900
-"""Tokens: a group takes many times as long as the next ones take to begin, so that some are under way at any moment."""
+"""Tokens: a group takes many times as long as the next ones take to begin, so that some are under way at most moments."""
+CHANGES = 20
+"""A machine that is busy elsewhere may end all groups just before a change, but not before each of so many."""
+
+
+def is_mixed(completion: Completion) -> bool:
+    return len(set(completion.policy_versions)) > 1
 
 
 @tied_only
@@ -243,7 +249,10 @@ def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
                     )
                 await asyncio.sleep(0.1)
 
-        for version in (2, 3):
+        def completions() -> list[Completion]:
+            return [completion for task in tasks if task.done() for completion in task.result()]
+
+        for version in range(2, 4 if way == "drain" else 2 + CHANGES):
             weights = merged_weights((running.a, running.b)[version % 2 == 0].model)
             loading = asyncio.create_task(engine.load_weights(weights, version))
             await groups_start_until(loading.done)
@@ -251,18 +260,20 @@ def test_every_token_is_of_the_version_it_carries_while_weights_change_under_it(
             # Those that begin later than the next one are half-way when it is done, and meet the next change.
             next_one = len(tasks)
             await groups_start_until(lambda: len(tasks) > next_one and tasks[next_one].done())  # noqa: B023
-        return [completion for group in await asyncio.gather(*tasks) for completion in group]
+            if any(map(is_mixed, completions())):
+                break
+        await asyncio.gather(*tasks)
+        return completions()
 
     settings = {"on_new_weights": "drain" if way == "drain" else "continue"}
     completions = running.with_engine(running.a, body, **settings)
     assert {len(completion.token_ids) for completion in completions} == {LASTING}
-    mixed = [completion for completion in completions if len(set(completion.policy_versions)) > 1]
-    assert not mixed if way == "drain" else mixed
+    assert any(map(is_mixed, completions)) == (way != "drain")
     gone_on = [ask for ask in asks if ask.drawn]
     assert bool(gone_on) == (way == "by_abort")
     assert all(len(ask.drawn) + ask.max_tokens == LASTING for ask in gone_on)
     for i, completion in enumerate(completions):
-        of_b = torch.tensor([version == 2 for version in completion.policy_versions])
+        of_b = torch.tensor([version % 2 == 0 for version in completion.policy_versions])
         asked = prompt(i // 4)
         distance = torch.where(of_b, gap(completion, running.b, asked), gap(completion, running.a, asked))
         assert distance.max() < TOLERANCE
