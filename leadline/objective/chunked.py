@@ -9,6 +9,8 @@ the vocabulary, since with the normaliser known a block needs nothing of the oth
 from all tokens, and no second matrix of the head's size is summed up. Saved are h and a few numbers per token.
 
 Tokens that fit into one chunk keep their logits for the backward: nothing would be saved by recomputing them.
+
+What lies between the products is done in place, one operation of torch at a time, or by the compiled kernels of `fused.py`.
 """
 
 import math
@@ -20,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from leadline.objective import fused
 from leadline.objective.chunks import Head, Plan, Replay, Room, product
 from leadline.objective.sampling import support_floor, within
 
@@ -36,17 +39,19 @@ def chunked_scores(
     replay: Replay,
     *,
     entropy_gradient: bool = False,
+    compiled: bool = False,
     sweep: int | None = None,
 ) -> tuple[Float[Tensor, " token"], Float[Tensor, " token"]]:
     """log p(token_id) and the entropy of each row's processed distribution, in nats, in float32.
 
     They equal `token_logprobs` and `token_entropies` of `processed_logits` of the head's logits, and so do the gradients
     of hidden states and head; entropies have one only with `entropy_gradient`. About `sweep` logits exist at once. Rows
-    whose gradient is exactly 0 take no part in the backward pass: a NaN in them stays where it is.
+    whose gradient is exactly 0 take no part in the backward pass: a NaN in them stays where it is. With `compiled` the
+    kernels of `fused.py` are taken where they do (`Plan.fuses`).
     """
     if sweep is None:
         sweep = SWEEP if hidden.device.type == "cpu" else ACCELERATOR_SWEEP
-    plan = Plan(token_ids.long(), len(head.weight), head.scale, head.softcap, replay, sweep, entropy_gradient)
+    plan = Plan(token_ids.long(), len(head.weight), head.scale, head.softcap, replay, sweep, entropy_gradient, compiled)
     logprobs, entropies = _ChunkedScores.apply(plan, hidden, head.weight, head.bias)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
@@ -58,17 +63,22 @@ class _ChunkedScores(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         logprobs, entropies, tops, log_sums, floors = hidden.new_empty(5, len(hidden), dtype=torch.float32).unbind()
         products, masses = Room(hidden), Room(log_sums)
-        below = None
+        logits = None
         for tokens in plan.chunks():
-            scaled = plan.scaled(product(hidden[tokens], weight, bias, products), tokens, slice(0, plan.vocab))
+            logits = product(hidden[tokens], weight, bias, products)
             targets = plan.token_ids[tokens]
+            if plan.fuses:
+                found = fused.compiled(fused.row_scores)(logits, targets, plan.factor)
+                logprobs[tokens], entropies[tokens], tops[tokens], log_sums[tokens] = found
+                continue
+            logits = plan.scaled(logits, tokens, slice(0, plan.vocab))
             if plan.replay.truncates:
-                floors[tokens] = _floors(plan.replay, scaled)
-                scaled = within(scaled, floors[tokens, None], targets)
-            tops[tokens] = scaled.amax(-1)
-            below = scaled.sub_(tops[tokens, None])
-            logprobs[tokens], entropies[tokens], log_sums[tokens] = _row_scores(below, targets, masses)
-        kept = below if plan.in_one_chunk and plan.multiplies else None
+                floors[tokens] = _floors(plan.replay, logits)
+                logits = within(logits, floors[tokens, None], targets)
+            tops[tokens] = logits.amax(-1)
+            logits.sub_(tops[tokens, None])
+            logprobs[tokens], entropies[tokens], log_sums[tokens] = _row_scores(logits, targets, masses)
+        kept = logits if plan.in_one_chunk and plan.multiplies else None
         ctx.plan = plan
         ctx.save_for_backward(hidden, weight, bias, tops, log_sums, floors, entropies, kept)
         if not plan.entropy_gradient:
@@ -157,13 +167,14 @@ class _Part:
     def _by_product(self, entries: slice) -> Float[Tensor, "part entry"]:
         """dL / d(head's product) of a block of the vocabulary."""
         plan, rows = self.plan, self.rows
+        if plan.fuses:
+            return self._by_product_fused(entries)
         if rows.kept is not None:
             kept = rows.kept[:, entries]
             logprobs = torch.sub(kept, rows.log_sums[:, None], out=self.gradients.take(*kept.shape))
             return self._times_factor(self._by_scaled(logprobs, entries))
         normalisers = (rows.tops + rows.log_sums)[:, None]
-        bias = None if self.bias is None else self.bias[entries]
-        made = product(rows.hidden, self.weight[entries], bias, self.products)
+        made = self._product(entries)
         if plan.multiplies:
             scaled = self._fallen(plan.scaled(made, self.tokens, entries))
             return self._times_factor(self._by_scaled(scaled.sub_(normalisers), entries))
@@ -172,6 +183,23 @@ class _Part:
             scaled = plan.scaled(leaf, self.tokens, entries)
         by_scaled = self._by_scaled(self._fallen(scaled.detach()) - normalisers, entries)
         return torch.autograd.grad(scaled, leaf, by_scaled)[0]
+
+    def _product(self, entries: slice) -> Float[Tensor, "part entry"]:
+        bias = None if self.bias is None else self.bias[entries]
+        return product(self.rows.hidden, self.weight[entries], bias, self.products)
+
+    def _by_product_fused(self, entries: slice) -> Float[Tensor, "part entry"]:
+        """The same, by a compiled kernel. What was kept is the product."""
+        plan, rows = self.plan, self.rows
+        made = self._product(entries) if rows.kept is None else rows.kept[:, entries]
+        given = (made, rows.tops + rows.log_sums, rows.token_ids - entries.start, rows.by_logprobs)
+        gradient: Tensor
+        if plan.entropy_gradient:
+            kernel = fused.compiled(fused.by_product_and_entropy)
+            gradient = kernel(*given, rows.entropies, rows.by_entropies, plan.factor)
+        else:
+            gradient = fused.compiled(fused.by_product)(*given, plan.factor)
+        return gradient
 
     def _fallen(self, scaled: Tensor) -> Tensor:
         """With truncation a block is the whole vocabulary, see `Plan.parts`."""
@@ -192,7 +220,7 @@ class _Part:
         return gradient.scatter_add_(1, place.clamp(0, gradient.shape[1] - 1), torch.where(here, by_logprobs, 0.0))
 
     def _times_factor(self, gradient: Tensor) -> Tensor:
-        factor = self.plan.scale / self.plan.replay.temperature
+        factor = self.plan.factor
         return gradient if factor == 1 else gradient.mul_(factor)
 
 

@@ -70,6 +70,18 @@ class Plan:
     sweep: int
     """About so many logits exist at once."""
     entropy_gradient: bool
+    compiled: bool = False
+    """Take compiled kernels where there are some."""
+
+    @property
+    def factor(self) -> float:
+        """From the head's product to the logits of what is sampled, where it `multiplies`."""
+        return self.scale / self.replay.temperature
+
+    @property
+    def fuses(self) -> bool:
+        """What lies between the products is one kernel each way, see `fused.py`."""
+        return self.compiled and self.multiplies and not self.replay.truncates
 
     @property
     def multiplies(self) -> bool:

@@ -36,6 +36,8 @@ class ModelHead:
         self.base = base
         config = plain.config.get_text_config()
         self.scale = _product_of(config, MULTIPLIERS) / _product_of(config, DIVISORS)
+        self.compiled = False
+        """What lies between its products goes through compiled kernels, where there are some."""
         self.softcap: float | None = next((cap for name in SOFTCAPS if (cap := getattr(config, name, None))), None)
 
     @property

@@ -37,7 +37,7 @@ def score_rows(
     hidden, layer = head.on(torch.cat([_hidden_states(model, head, row, packs) for row in rows]))
     token_ids = torch.cat([row.token_ids for row in rows]).to(hidden.device)
     replay = _replay(batch, rows, config, len(layer.weight), hidden.device)
-    return Scores(*chunked_scores(hidden, layer, token_ids, replay, entropy_gradient=bonus))
+    return Scores(*chunked_scores(hidden, layer, token_ids, replay, entropy_gradient=bonus, compiled=head.compiled))
 
 
 def _hidden_states(model: nn.Module, head: ModelHead, row: Row, packs: bool) -> Float[Tensor, "token width"]:

@@ -79,7 +79,11 @@ def take_fast_paths(policy: Scoring) -> tuple[str, ...]:
         return measured(policy, batch, embedding)
 
     plain = measure()
-    lines = (_take_head(policy, plain, measure), _take_rows(policy, plain, measure, batch))
+    lines = (
+        _take_head(policy, plain, measure),
+        _compile_head(policy, plain, measure),
+        _take_rows(policy, plain, measure, batch),
+    )
     return tuple(line for line in lines if line)
 
 
@@ -124,6 +128,24 @@ def _take_head(policy: Scoring, plain: Measured, measure: Callable[[], Measured]
         return None
     policy.head = policy.reference_head = None
     return f"Logits are computed whole, not a chunk at a time ({reason}), which takes more memory and is right."
+
+
+def _compile_head(policy: Scoring, plain: Measured, measure: Callable[[], Measured]) -> str | None:
+    wanted = policy.config.model.compile
+    heads = [head for head in (policy.head, policy.reference_head) if head is not None]
+    if not heads or not (policy.device.type == "cuda" if wanted == "auto" else wanted):
+        return None
+    for head in heads:
+        head.compiled = True
+    try:
+        reason = difference(measure(), plain, tolerance(policy))
+    except FAILURES as error:
+        reason = str(error).strip().partition("\n")[0]
+    if reason is None:
+        return None
+    for head in heads:
+        head.compiled = False
+    return f"Log-probabilities are not computed by compiled kernels ({reason}), which is slower and right."
 
 
 def _take_rows(policy: Scoring, plain: Measured, measure: Callable[[], Measured], batch: Batch) -> str | None:

@@ -1,6 +1,6 @@
 """The policy that is trained."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,10 @@ class Model(Section):
     model allows; any other (flash_attention_2 ...) is kept, and sequences are forwarded one by one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a quarter more time."""
+    compile: bool | Literal["auto"] = "auto"
+    """What the chunked log-probabilities compute between their products goes through kernels that torch.compile makes at the
+    start, in Triton on a GPU and in C++ on a CPU (half a minute, and needs a compiler). `auto`: on a GPU. Sampling that
+    truncates, repetition penalties and soft caps do without."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     lora_rank: int = Field(0, ge=0)

@@ -1,9 +1,11 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from leadline.objective import fused
 from leadline.policy import attention, self_check
 from leadline.policy.policy import Policy
 from leadline.policy.self_check import Measured, difference
@@ -85,6 +87,46 @@ def test_where_the_fast_back_end_fails_the_general_one_is_taken(monkeypatch: pyt
     assert made.packs
     assert made.model.config._attn_implementation == attention.SPAN_NAME
     assert made.slow_paths == ("Attention goes span by span, which is slower and right: no kernel image is available.",)
+
+
+@pytest.mark.parametrize("fault", [None, "raises", "a wrong score", "a wrong gradient"])
+def test_compiled_kernels_are_taken_if_they_are_right(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            if fault == "raises":
+                raise RuntimeError("no compiler is found\nlines of a log")
+            found = kernel(*given)
+            if fault == "a wrong score" and kernel is fused.row_scores:
+                return (found[0] + 0.01, *found[1:])
+            return found * 1.01 if fault == "a wrong gradient" and kernel is fused.by_product else found
+
+        return call
+
+    monkeypatch.setattr(fused, "compiled", compiled)
+    made = policy(settings(model={"compile": True}, objective={"beta": 0.1}))
+    assert made.head is not None
+    assert made.reference_head is not None
+    assert made.head.compiled == made.reference_head.compiled == (fault is None)
+    if fault == "raises":
+        assert made.slow_paths == (
+            "Log-probabilities are not computed by compiled kernels (no compiler is found), which is slower and right.",
+        )
+    assert len(made.slow_paths) == (fault is not None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "taken"), [("auto", "cpu", False), ("auto", "cuda", True), (False, "cuda", False)]
+)
+def test_kernels_are_compiled_by_default_on_a_gpu_alone(
+    wanted: bool | str, device: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "compiled", lambda kernel: kernel)
+    made = policy(settings(model={"compile": wanted}))
+    plain = self_check.Measured(torch.zeros(1), torch.ones(1))
+    monkeypatch.setattr(Policy, "device", torch.device(device))
+    self_check._compile_head(made, plain, lambda: plain)
+    assert made.head is not None
+    assert made.head.compiled == taken
 
 
 def test_in_half_precision_a_whisper_from_a_neighbour_is_heard() -> None:
