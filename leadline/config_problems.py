@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_origin
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -22,7 +23,7 @@ def contradictions(config: "Config") -> list[str]:
 
 def explained(error: "ValidationError", sections: Sections) -> str:
     """The problems of a ValidationError in the house form, one line each; what only follows from another is left out."""
-    problems = error.errors()
+    problems = _by_setting(error.errors(), sections)
     places = [problem["loc"] for problem in problems]
     return "\n".join(
         _explained(problem, sections)
@@ -245,6 +246,26 @@ CHECKS = (
     _urls_are_addresses,
     _improvement_needs_prompts,
 )
+
+
+def _by_setting(problems: Sequence[Any], sections: Sections) -> list[Any]:
+    """A setting that takes several kinds of values has one problem, not one for each kind that a value is not."""
+    settings: dict[tuple[Any, ...], list[Any]] = {}
+    for problem in problems:
+        settings.setdefault(_setting_of(problem["loc"], sections), []).append(problem)
+    return [{**first, "loc": loc, "msg": _either([first, *others])} for loc, (first, *others) in settings.items()]
+
+
+def _setting_of(loc: tuple[Any, ...], sections: Sections) -> tuple[Any, ...]:
+    """(section, setting, kind of value) -> (section, setting)."""
+    if len(loc) != 3 or loc[0] not in sections or not isinstance(loc[2], str):
+        return loc
+    field = sections[loc[0]].model_fields.get(loc[1])
+    return loc[:2] if field is not None and get_origin(field.annotation) in (Union, UnionType) else loc
+
+
+def _either(problems: Sequence[Any]) -> str:
+    return " or ".join([problems[0]["msg"], *(p["msg"].removeprefix("Input should be ") for p in problems[1:])])
 
 
 def _explained(problem: Any, sections: Sections) -> str:
