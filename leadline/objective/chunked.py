@@ -47,7 +47,7 @@ def chunked_scores(
     They equal `token_logprobs` and `token_entropies` of `processed_logits` of the head's logits, and so do the gradients
     of hidden states and head; entropies have one only with `entropy_gradient`. About `sweep` logits exist at once. Rows
     whose gradient is exactly 0 take no part in the backward pass: a NaN in them stays where it is. With `compiled` the
-    kernels of `fused.py` are taken where they do (`Plan.fuses`).
+    kernels of `fused.py` are taken where they serve (`Plan.fuses`).
     """
     if sweep is None:
         sweep = SWEEP if hidden.device.type == "cpu" else ACCELERATOR_SWEEP
@@ -192,13 +192,15 @@ class _Part:
         """The same, by a compiled kernel. What was kept is the product."""
         plan, rows = self.plan, self.rows
         made = self._product(entries) if rows.kept is None else rows.kept[:, entries]
-        given = (made, rows.tops + rows.log_sums, rows.token_ids - entries.start, rows.by_logprobs)
-        gradient: Tensor
-        if plan.entropy_gradient:
-            kernel = fused.compiled(fused.by_product_and_entropy)
-            gradient = kernel(*given, rows.entropies, rows.by_entropies, plan.factor)
-        else:
-            gradient = fused.compiled(fused.by_product)(*given, plan.factor)
+        gradient: Tensor = fused.compiled(fused.by_product)(
+            made,
+            rows.tops + rows.log_sums,
+            rows.token_ids - entries.start,
+            rows.by_logprobs,
+            rows.entropies,
+            rows.by_entropies,
+            plan.factor,
+        )
         return gradient
 
     def _fallen(self, scaled: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """What `chunked.py` computes between two products, written so that a compiler makes one pass over the logits of it.
 
-Plain torch goes over a chunk of logits some ten times, reading it from memory and writing it back each time. On a GPU
-that takes as long as the products themselves. `torch.compile` turns each function here into one kernel that reads the
-logits twice (a row's largest comes first) and writes no more than a gradient: in Triton on a GPU, in C++ on a CPU.
+Plain torch goes over a chunk of logits some ten times, reading it from memory and writing it back each time, which counts
+where products are fast. `torch.compile` turns each function here into one kernel that reads the logits twice (a row's largest
+comes first) or writes their gradient: in Triton on a GPU, in C++ on a CPU.
 
 s = factor z, for z the product of hidden states and head.
 """
@@ -42,31 +42,17 @@ def by_product(
     normalisers: Float[Tensor, " token"],
     places: Int[Tensor, " token"],
     by_logprobs: Float[Tensor, " token"],
-    factor: float,
-) -> Float[Tensor, "token entry"]:
-    """dL/dz = factor dL/dlogprob (1[target] - p), in z's dtype; a target is `places` entries behind the first one here."""
-    logprobs = product.float() * factor - normalisers[:, None]
-    gradient = by_logprobs[:, None] * (_at(places, product) - logprobs.exp())
-    return (gradient * factor).to(product.dtype)
-
-
-def by_product_and_entropy(
-    product: Float[Tensor, "token entry"],
-    normalisers: Float[Tensor, " token"],
-    places: Int[Tensor, " token"],
-    by_logprobs: Float[Tensor, " token"],
     entropies: Float[Tensor, " token"],
     by_entropies: Float[Tensor, " token"],
     factor: float,
 ) -> Float[Tensor, "token entry"]:
-    """The same where entropies H have a gradient too, which adds - factor dL/dH p (log p + H)."""
+    """dL/dz = factor (dL/dlogprob (1[target] - p) - dL/dH p (log p + H)), in z's dtype.
+
+    A target is `places` entries behind the first one here; `normalisers` are the logsumexp of each whole row's s.
+    """
     logprobs = product.float() * factor - normalisers[:, None]
     masses = logprobs.exp()
     slope = torch.where(masses == 0, 0.0, masses * (logprobs + entropies[:, None]))
-    gradient = by_logprobs[:, None] * (_at(places, product) - masses) - by_entropies[:, None] * slope
+    at_target = torch.arange(product.shape[1], device=product.device) == places[:, None]
+    gradient = by_logprobs[:, None] * (at_target.float() - masses) - by_entropies[:, None] * slope
     return (gradient * factor).to(product.dtype)
-
-
-def _at(places: Int[Tensor, " token"], product: Tensor) -> Float[Tensor, "token entry"]:
-    """1 at each token's place, if it is one of these entries."""
-    return (torch.arange(product.shape[1], device=product.device) == places[:, None]).float()
