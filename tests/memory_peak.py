@@ -43,6 +43,10 @@ CASES = {
     "whole logits": Case(Shape(256, 64, 8), 1, 1, chunks=False),
     "top-k": Case(Shape(256, 64, 8), 1, 1, sampling={"top_k": 20}),
     "top-p": Case(Shape(256, 64, 8), 1, 1, sampling={"top_p": 0.9}),
+    "min-p where all stay": Case(Shape(256, 64, 8), 1, 1, sampling={"min_p": 0.001}),
+    "everything in bfloat16": Case(
+        Shape(256, 64, 8), 1, 1, BF16, sampling={"top_k": 50, "top_p": 0.9, "repetition_penalty": 1.1}
+    ),
     "repetition penalty": Case(Shape(256, 64, 8), 1, 1, sampling={"repetition_penalty": 1.1}),
 }
 SIZES: dict[str, Any] = {

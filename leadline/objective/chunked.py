@@ -4,13 +4,13 @@
     backward   for a block of the vocabulary, all tokens:     z and s again,  g = dL/dz,
                dL/dh += g W_block,  dL/dW_block = g^T h
 
-The forward goes by tokens, since a normaliser and a truncated support need a whole row. The backward goes by blocks of
+The forward goes by tokens, since a normaliser needs a whole row. The backward goes by blocks of
 the vocabulary, since with the normaliser known a block needs nothing of the others: each row of dL/dW is computed once,
 from all tokens, and no second matrix of the head's size is summed up. Saved are h and a few numbers per token.
 
 Tokens that fit into one chunk keep their logits for the backward: nothing would be saved by recomputing them.
 
-What lies between the products is done in place, one operation of torch at a time, or by the compiled kernels of `fused.py`.
+Where sampling truncates, `truncated.py` takes over. What lies between the products is done in place, one operation of torch at a time, or by the compiled kernels of `fused.py`.
 """
 
 import math
@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from leadline.objective import fused
 from leadline.objective.chunks import Head, Plan, Replay, Room, product
-from leadline.objective.sampling import support_floor, within
+from leadline.objective.truncated import TruncatedScores
 
 SWEEP = 2**24
 """Logits at once on a CPU: 64 MiB in float32. With more it waits for fresh memory, with fewer products become thin."""
@@ -52,7 +52,8 @@ def chunked_scores(
     if sweep is None:
         sweep = SWEEP if hidden.device.type == "cpu" else ACCELERATOR_SWEEP
     plan = Plan(token_ids.long(), len(head.weight), head.scale, head.softcap, replay, sweep, entropy_gradient, compiled)
-    logprobs, entropies = _ChunkedScores.apply(plan, hidden, head.weight, head.bias)  # type: ignore[no-untyped-call]
+    way: Any = TruncatedScores if replay.truncates else _ChunkedScores
+    logprobs, entropies = way.apply(plan, hidden, head.weight, head.bias)
     return logprobs, entropies
 
 
@@ -61,7 +62,7 @@ class _ChunkedScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        logprobs, entropies, tops, log_sums, floors = hidden.new_empty(5, len(hidden), dtype=torch.float32).unbind()
+        logprobs, entropies, tops, log_sums = hidden.new_empty(4, len(hidden), dtype=torch.float32).unbind()
         products, masses = Room(hidden), Room(log_sums)
         logits = None
         for tokens in plan.chunks():
@@ -71,16 +72,14 @@ class _ChunkedScores(torch.autograd.Function):
                 found = fused.compiled(fused.row_scores)(logits, targets, plan.factor)
                 logprobs[tokens], entropies[tokens], tops[tokens], log_sums[tokens] = found
                 continue
-            logits = plan.scaled(logits, tokens, slice(0, plan.vocab))
-            if plan.replay.truncates:
-                floors[tokens] = _floors(plan.replay, logits)
-                logits = within(logits, floors[tokens, None], targets)
+            logits = logits.float()
+            plan.scale_(logits, tokens, slice(0, plan.vocab))
             tops[tokens] = logits.amax(-1)
             logits.sub_(tops[tokens, None])
             logprobs[tokens], entropies[tokens], log_sums[tokens] = _row_scores(logits, targets, masses)
         kept = logits if plan.in_one_chunk and plan.multiplies else None
         ctx.plan = plan
-        ctx.save_for_backward(hidden, weight, bias, tops, log_sums, floors, entropies, kept)
+        ctx.save_for_backward(hidden, weight, bias, tops, log_sums, entropies, kept)
         if not plan.entropy_gradient:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -88,28 +87,20 @@ class _ChunkedScores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_logprobs: Tensor, by_entropies: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, tops, log_sums, floors, entropies, kept = ctx.saved_tensors
+        hidden, weight, bias, tops, log_sums, entropies, kept = ctx.saved_tensors
         plan: Plan = ctx.plan
-        rows = _Rows(hidden, plan.token_ids, tops, log_sums, floors, entropies, kept, by_logprobs, by_entropies)
-        parts = list(plan.parts(rows.live, kept is not None))
+        rows = _Rows(hidden, plan.token_ids, tops, log_sums, entropies, kept, by_logprobs, by_entropies)
+        tokens, blocks = plan.parts(rows.live)
         wanted = dict(zip(("hidden", "weight", "bias"), ctx.needs_input_grad[1:], strict=True))
-        by_hidden = torch.zeros_like(hidden) if wanted["hidden"] else None
-        # Within a part a product of half-precision matrices sums in float32; over parts the total must.
-        total = weight.dtype if len(parts) == 1 else torch.float32
-        by_weight = torch.zeros_like(weight, dtype=total) if wanted["weight"] else None
+        by_weight = torch.zeros_like(weight) if wanted["weight"] else None
         by_bias = torch.zeros_like(bias, dtype=torch.float32) if wanted["bias"] else None
-        rooms = Room(hidden), Room(log_sums)
-        for tokens, blocks in parts:
-            part = _Part(plan, tokens, rows.of(tokens), weight, bias, *rooms)
-            gradient = part.add_gradients(blocks, by_weight, by_bias)
-            if by_hidden is not None:
-                by_hidden[tokens] = gradient.to(hidden.dtype)
-        return (
-            None,
-            by_hidden,
-            None if by_weight is None else by_weight.to(weight.dtype),
-            None if by_bias is None else by_bias.to(bias.dtype),
-        )
+        part = _Part(plan, tokens, rows.of(tokens), weight, bias, Room(hidden), Room(log_sums))
+        gradient = part.add_gradients(blocks, by_weight, by_bias)
+        by_hidden = None
+        if wanted["hidden"]:
+            by_hidden = torch.zeros_like(hidden)
+            by_hidden[tokens] = gradient.to(hidden.dtype)
+        return None, by_hidden, by_weight, None if by_bias is None else by_bias.to(bias.dtype)
 
 
 class _Rows(NamedTuple):
@@ -119,7 +110,6 @@ class _Rows(NamedTuple):
     token_ids: Tensor
     tops: Tensor
     log_sums: Tensor
-    floors: Tensor
     entropies: Tensor
     kept: Tensor | None
     by_logprobs: Tensor
@@ -176,12 +166,14 @@ class _Part:
         normalisers = (rows.tops + rows.log_sums)[:, None]
         made = self._product(entries)
         if plan.multiplies:
-            scaled = self._fallen(plan.scaled(made, self.tokens, entries))
+            scaled = made.float()
+            plan.scale_(scaled, self.tokens, entries)
             return self._times_factor(self._by_scaled(scaled.sub_(normalisers), entries))
+        seen = None if plan.replay.seen is None else plan.replay.seen.block(slice(0, len(made)), entries)
         with torch.enable_grad():
             leaf = made.detach().requires_grad_()
-            scaled = plan.scaled(leaf, self.tokens, entries)
-        by_scaled = self._by_scaled(self._fallen(scaled.detach()) - normalisers, entries)
+            scaled = plan.scaled(leaf, seen)
+        by_scaled = self._by_scaled(scaled.detach() - normalisers, entries)
         return torch.autograd.grad(scaled, leaf, by_scaled)[0]
 
     def _product(self, entries: slice) -> Float[Tensor, "part entry"]:
@@ -202,11 +194,6 @@ class _Part:
             plan.factor,
         )
         return gradient
-
-    def _fallen(self, scaled: Tensor) -> Tensor:
-        """With truncation a block is the whole vocabulary, see `Plan.parts`."""
-        rows = self.rows
-        return within(scaled, rows.floors[:, None], rows.token_ids) if self.plan.replay.truncates else scaled
 
     def _by_scaled(self, logprobs: Tensor, entries: slice) -> Float[Tensor, "part entry"]:
         """dL/ds = dL/dlogprob (1[y] - p) - dL/dH p (l + H), for log-probabilities l (overwritten), p = exp(l), target y."""
@@ -232,11 +219,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
     else:
         total.add_(left @ right)
-
-
-def _floors(replay: Replay, scaled: Tensor) -> Float[Tensor, " token"]:
-    floor = support_floor(scaled, top_k=replay.top_k, top_p=replay.top_p, min_p=replay.min_p)
-    return scaled.new_full((len(scaled),), -math.inf) if floor is None else floor[:, 0]
 
 
 def _row_scores(

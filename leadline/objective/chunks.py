@@ -1,13 +1,13 @@
 """What `chunked.py` computes piece by piece, and which pieces it takes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leadline.objective.sampling import scaled_logits
+from leadline.objective.sampling import penalised, scaled_logits
 
 NARROWEST = 256
 """A block of the vocabulary has at least so many entries, however many tokens there are."""
@@ -25,20 +25,50 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Which vocabulary entries a token's prompt, and the completion before it, hold.
+    """Which vocabulary entries a token's prompt, and the completion before it, hold: few of them, so they are listed.
 
-    Example: prompt 5, completion 7 5 7: first[0] is -1 at 5, 0 at 7; the second token has place 1 and sees 5 and 7.
+    Example: prompt 5, completion 7 5 7: entry 5 is seen from token 0 on, entry 7 from token 1 on, both before token 3.
     """
 
-    first: Int[Tensor, "completion vocab"]
-    """Place in the completion where the entry comes first: -1 if in the prompt, past all places if nowhere."""
-    completion_of_token: Int[Tensor, " token"]
-    place: Int[Tensor, " token"]
-    """Of the token in its completion."""
+    entry: Int[Tensor, " sighting"]
+    since: Int[Tensor, " sighting"]
+    """The first token that sees the entry ..."""
+    until: Int[Tensor, " sighting"]
+    """... and the one behind the last: the end of its completion."""
 
-    def block(self, tokens: slice | Tensor, entries: slice) -> Bool[Tensor, "selected entry"]:
-        """For these tokens, which of these entries they see."""
-        return self.first[:, entries][self.completion_of_token[tokens]] < self.place[tokens][:, None]
+    @classmethod
+    def in_contexts(cls, contexts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> "Seen":
+        """By the (prompt, completion) of consecutive tokens."""
+        sightings: list[tuple[int, int, int]] = []
+        start = 0
+        for prompt, completion in contexts:
+            first = dict.fromkeys(prompt, 0)
+            for place, entry in enumerate(completion):
+                first.setdefault(entry, place + 1)
+            stop = start + len(completion)
+            sightings.extend((entry, start + since, stop) for entry, since in first.items() if start + since < stop)
+            start = stop
+        return cls(*torch.tensor(sightings, dtype=torch.int64).reshape(-1, 3).unbind(1))
+
+    def to(self, device: torch.device) -> "Seen":
+        return Seen(self.entry.to(device), self.since.to(device), self.until.to(device))
+
+    def places(self, tokens: slice, entries: slice) -> tuple[Int[Tensor, " seen"], Int[Tensor, " seen"]]:
+        """(token, entry), counted from the slices' starts, wherever one of these tokens sees one of these entries."""
+        here = (self.entry >= entries.start) & (self.entry < entries.stop)
+        since, until = (x[here].clamp(tokens.start, tokens.stop) for x in (self.since, self.until))
+        counts = until - since
+        sighting = torch.repeat_interleave(counts)
+        nth = torch.arange(len(sighting), device=counts.device) - (counts.cumsum(0) - counts)[sighting]
+        return since[sighting] + nth - tokens.start, self.entry[here][sighting] - entries.start
+
+    def block(self, tokens: slice, entries: slice) -> Bool[Tensor, "selected entry"]:
+        """The same as a matrix."""
+        seen = torch.zeros(
+            tokens.stop - tokens.start, entries.stop - entries.start, dtype=torch.bool, device=self.entry.device
+        )
+        seen[self.places(tokens, entries)] = True
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +111,11 @@ class Plan:
     @property
     def fuses(self) -> bool:
         """What lies between the products is one kernel each way, see `fused.py`."""
-        return self.compiled and self.multiplies and not self.replay.truncates
+        return self.compiled and self.multiplies
 
     @property
     def multiplies(self) -> bool:
-        """Whether what is sampled is the head's product times a number, before any entry falls."""
+        """Whether what is sampled is the head's product times a number."""
         return self.softcap is None and self.replay.repetition_penalty == 1
 
     @property
@@ -98,30 +128,36 @@ class Plan:
         size = max(1, count if self.in_one_chunk else self.sweep // self.vocab)
         return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
-    def parts(self, live: Bool[Tensor, " token"], kept: bool) -> Iterator[tuple[slice | Tensor, list[slice]]]:
-        """For the backward pass: tokens, and the blocks of the vocabulary to take with them.
+    def parts(self, live: Bool[Tensor, " token"]) -> tuple[slice | Tensor, list[slice]]:
+        """For the backward pass: the tokens with a gradient, and the blocks of the vocabulary to take with them.
 
-        All tokens with a gradient at once. But where entries fell and are to fall again, the chunks of the forward pass: the
-        same product of the same shape has the same last digit, so an entry at the edge of the support does what it did.
+        Under a penalty all tokens: who sees what is listed by consecutive ones.
         """
-        if self.replay.truncates and not kept:
-            yield from ((tokens, [slice(0, self.vocab)]) for tokens in self.chunks())
-            return
-        rows = slice(None) if bool(live.all()) else live.nonzero()[:, 0]
+        everything = slice(0, len(self.token_ids))
+        rows = everything if self.replay.seen is not None or bool(live.all()) else live.nonzero()[:, 0]
         size = max(NARROWEST, self.sweep // max(1, int(live.sum())))
-        yield rows, [slice(start, min(start + size, self.vocab)) for start in range(0, self.vocab, size)]
+        return rows, [slice(start, min(start + size, self.vocab)) for start in range(0, self.vocab, size)]
 
-    def scaled(self, product: Tensor, tokens: slice | Tensor, entries: slice) -> Float[Tensor, "selected entry"]:
-        """The head's product -> float32 logits of what is sampled, before any falls; may overwrite it without gradient."""
+    def scale_(self, logits: Float[Tensor, "selected entry"], tokens: slice | Tensor, entries: slice) -> None:
+        """Float32 logits of the head's product become what is sampled, before any entry falls, in place."""
         replay = self.replay
-        logits = product.float()
-        if self.multiplies and not torch.is_grad_enabled():
-            logits = logits if self.scale == 1 else logits.mul_(self.scale)
-            return logits if replay.temperature == 1 else logits.div_(replay.temperature)
-        logits = logits if self.scale == 1 else logits * self.scale
+        if self.scale != 1:
+            logits.mul_(self.scale)
+        if self.softcap is not None:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        if replay.seen is not None:
+            assert isinstance(tokens, slice)
+            places = replay.seen.places(tokens, entries)
+            logits[places] = penalised(logits[places], replay.repetition_penalty)
+        if replay.temperature != 1:
+            logits.div_(replay.temperature)
+
+    def scaled(self, product: Float[Tensor, "*shape"], seen: Bool[Tensor, "*shape"] | None) -> Float[Tensor, "*shape"]:
+        """The same, differentiable, for any entries; `seen` says which of them are under the penalty."""
+        logits = product.float() * self.scale
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        seen = None if replay.seen is None else replay.seen.block(tokens, entries)
+        replay = self.replay
         return scaled_logits(
             logits, temperature=replay.temperature, repetition_penalty=replay.repetition_penalty, seen=seen
         )

@@ -43,16 +43,21 @@ def processed_logits(
 
 
 def scaled_logits(
-    logits: Float[Tensor, "token vocab"],
+    logits: Float[Tensor, "*shape"],
     *,
     temperature: float,
     repetition_penalty: float,
-    seen: Bool[Tensor, "token vocab"] | None = None,
-) -> Float[Tensor, "token vocab"]:
+    seen: Bool[Tensor, "*shape"] | None = None,
+) -> Float[Tensor, "*shape"]:
     """`processed_logits` before any entry falls: each entry depends on its own logit alone, and its gradient too."""
     scaled = logits.float()
     if repetition_penalty != 1:
-        scaled = _penalised(scaled, seen, repetition_penalty)
+        if seen is None:
+            raise ValueError(
+                f"repetition_penalty is {repetition_penalty}, but seen is None. Nothing says which entries to penalise. "
+                "Pass seen."
+            )
+        scaled = torch.where(seen, penalised(scaled, repetition_penalty), scaled)
     return scaled if temperature == 1 else scaled / temperature
 
 
@@ -63,11 +68,13 @@ def support_floor(
     floor = None
     if min_p > 0:
         floor = scaled.amax(-1, keepdim=True) + math.log(min_p)
+    candidates = scaled
     if 0 < top_k < scaled.shape[1]:
-        smallest = scaled.topk(top_k).values[:, -1:]
+        candidates = _largest(scaled, top_k)
+        smallest = candidates[:, top_k - 1 : top_k]
         floor = smallest if floor is None else torch.maximum(floor, smallest)
     if top_p < 1:
-        above = scaled if floor is None else scaled.masked_fill(scaled < floor, -math.inf)
+        above = candidates if floor is None else candidates.masked_fill(candidates < floor, -math.inf)
         nucleus = _nucleus_floor(above, top_p)
         floor = nucleus if floor is None else torch.maximum(floor, nucleus)
     return floor
@@ -108,15 +115,19 @@ def draw(logits: Float[Tensor, "token vocab"], uniforms: Float[Tensor, " token"]
     return (cumulative > target).to(torch.uint8).argmax(-1)
 
 
-def _penalised(
-    logits: Float[Tensor, "token vocab"], seen: Bool[Tensor, "token vocab"] | None, penalty: float
-) -> Float[Tensor, "token vocab"]:
-    """The repetition penalty of CTRL (Keskar et al. 2019), which makes every seen entry less likely if above 1."""
-    if seen is None:
-        raise ValueError(
-            f"repetition_penalty is {penalty}, but seen is None. Nothing says which entries to penalise. Pass seen."
-        )
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+def _largest(scaled: Float[Tensor, "token vocab"], top_k: int) -> Float[Tensor, "token candidate"]:
+    """In order, all that can stay: the k largest, what ties with the last of them (in half precision much does), and more."""
+    count = top_k
+    while True:
+        count = min(2 * count, scaled.shape[1])
+        largest = scaled.topk(count).values
+        if count == scaled.shape[1] or not bool((largest[:, -1] == largest[:, top_k - 1]).any()):
+            return largest
+
+
+def penalised(logits: Float[Tensor, "*shape"], penalty: float) -> Float[Tensor, "*shape"]:
+    """The repetition penalty of CTRL (Keskar et al. 2019) for entries that were seen: less likely, if it is above 1."""
+    return torch.where(logits > 0, logits / penalty, logits * penalty)
 
 
 NUCLEUS_CANDIDATES = 1024

@@ -20,6 +20,7 @@ from leadline.config import Config
 from leadline.errors import TrainingError
 from leadline.models import is_lora, plain_model
 from leadline.objective.chunked import ACCELERATOR_SWEEP, SWEEP
+from leadline.objective.truncated import AT_ONCE
 from leadline.policy.batch import Batch, build_batch
 from leadline.settings.optimizer import Optimizer as OptimizerSettings
 from leadline.types import Completion, FinishReason, Group, Prompt, Rollout
@@ -306,8 +307,12 @@ def _logits_bytes(policy: Scorer, predicted: int) -> int:
         return 4 * WHOLE_LOGITS * entries
     parameter = next(policy.model.parameters())
     sweep = SWEEP if parameter.device.type == "cpu" else ACCELERATOR_SWEEP
+    at_once = entries if entries <= 2 * sweep else sweep
+    if policy.config.sampling.truncates:
+        most = min(at_once, policy.config.sampling.top_k * predicted or at_once, sweep // AT_ONCE)
+        return _truncated_bytes(policy, parameter.element_size(), at_once, most)
     product = 0 if parameter.dtype == torch.float32 else parameter.element_size()  # float32 logits take its place
-    return (4 * _matrices(policy) + product) * (entries if entries <= 2 * sweep else sweep)
+    return (4 * _matrices(policy) + product) * at_once
 
 
 WHOLE_LOGITS = 5
@@ -315,15 +320,19 @@ WHOLE_LOGITS = 5
 
 
 def _matrices(policy: Scorer) -> int:
-    """How many of a chunk's logits in float32 there are at once: they and their gradient, or what replaying the sampler needs."""
+    """How many of a chunk's logits in float32 there are at once: they and their gradient, or what autograd keeps."""
+    if policy.head.softcap is not None or policy.config.sampling.repetition_penalty != 1:
+        return 7
+    return 3 if policy.config.objective.entropy_bonus != 0 else 2
+
+
+def _truncated_bytes(policy: Scorer, product: int, logits: int, places: int) -> int:
+    """Where sampling truncates: `product` bytes, a float32 and a flag a logit, and what finds the nucleus or is computed of
+    each of the places in the supports."""
     sampling = policy.config.sampling
-    needs = {
-        2: True,
-        3: sampling.top_k > 0 or sampling.min_p > 0 or policy.config.objective.entropy_bonus != 0,
-        7: policy.head.softcap is not None or sampling.repetition_penalty != 1,  # autograd keeps the way to them
-        13: sampling.top_p < 1,  # sorted, with indices of 8 bytes
-    }
-    return max(count for count, needed in needs.items() if needed)
+    nucleus = 8 * logits if sampling.top_p < 1 and sampling.top_k == 0 else 0
+    place = 46 if sampling.repetition_penalty == 1 else 65
+    return (product + 5) * logits + max(nucleus, place * places)
 
 
 def _layer_bytes(model: nn.Module, tokens: int, kept: Kept) -> int:

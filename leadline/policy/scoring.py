@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from leadline.config import Config
@@ -36,7 +36,7 @@ def score_rows(
         return Scores(torch.cat([s.logprobs for s in parts]), torch.cat([s.entropies for s in parts]))
     hidden, layer = head.on(torch.cat([_hidden_states(model, head, row, packs) for row in rows]))
     token_ids = torch.cat([row.token_ids for row in rows]).to(hidden.device)
-    replay = _replay(batch, rows, config, len(layer.weight), hidden.device)
+    replay = _replay(batch, rows, config, hidden.device)
     return Scores(*chunked_scores(hidden, layer, token_ids, replay, entropy_gradient=bonus, compiled=head.compiled))
 
 
@@ -69,7 +69,8 @@ def _takes_logits_to_keep(model: nn.Module) -> bool:
 
 def _whole_scores(logits: Float[Tensor, "token vocab"], batch: Batch, row: Row, config: Config, bonus: bool) -> Scores:
     targets = row.token_ids.to(logits.device)
-    replay = _replay(batch, [row], config, logits.shape[1], logits.device)
+    replay = _replay(batch, [row], config, logits.device)
+    everything = slice(0, len(logits)), slice(0, logits.shape[1])
     logits = processed_logits(
         logits,
         temperature=replay.temperature,
@@ -77,7 +78,7 @@ def _whole_scores(logits: Float[Tensor, "token vocab"], batch: Batch, row: Row, 
         top_p=replay.top_p,
         min_p=replay.min_p,
         repetition_penalty=replay.repetition_penalty,
-        seen=None if replay.seen is None else replay.seen.block(slice(None), slice(None)),
+        seen=None if replay.seen is None else replay.seen.block(*everything),
         keep=targets,
     )
     with torch.set_grad_enabled(torch.is_grad_enabled() and bonus):
@@ -85,7 +86,7 @@ def _whole_scores(logits: Float[Tensor, "token vocab"], batch: Batch, row: Row, 
     return Scores(token_logprobs(logits, targets), entropies)
 
 
-def _replay(batch: Batch, rows: Sequence[Row], config: Config, vocab: int, device: torch.device) -> Replay:
+def _replay(batch: Batch, rows: Sequence[Row], config: Config, device: torch.device) -> Replay:
     sampling = config.sampling
     return Replay(
         temperature=sampling.temperature,
@@ -93,29 +94,11 @@ def _replay(batch: Batch, rows: Sequence[Row], config: Config, vocab: int, devic
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
-        seen=_seen(batch, rows, vocab, device) if sampling.repetition_penalty != 1 else None,
+        seen=_seen(batch, rows).to(device) if sampling.repetition_penalty != 1 else None,
     )
 
 
-def _seen(batch: Batch, rows: Sequence[Row], vocab: int, device: torch.device) -> Seen:
-    pieces = [piece for row in rows for piece in row.pieces()]
-    completions = [completion for row in rows for completion in row.completions]
-    lengths = torch.tensor([len(piece) for piece in pieces])
-    firsts = [
-        _first_places(batch.prompt_ids[int(batch.group_of_completion[c])], piece, vocab)
-        for c, piece in zip(completions, pieces, strict=True)
-    ]
-    return Seen(
-        first=torch.stack(firsts).to(device),
-        completion_of_token=torch.repeat_interleave(torch.arange(len(pieces)), lengths).to(device),
-        place=torch.cat([torch.arange(len(piece), dtype=torch.int32) for piece in pieces]).to(device),
-    )
-
-
-def _first_places(
-    prompt: Int[Tensor, " prompt_token"], completion: Int[Tensor, " completion_token"], vocab: int
-) -> Int[Tensor, " vocab"]:
-    first = torch.full((vocab,), len(completion), dtype=torch.int32)
-    first.scatter_reduce_(0, completion, torch.arange(len(completion), dtype=torch.int32), "amin")
-    first[prompt] = -1
-    return first
+def _seen(batch: Batch, rows: Sequence[Row]) -> Seen:
+    prompts = [batch.prompt_ids[int(batch.group_of_completion[c])].tolist() for row in rows for c in row.completions]
+    pieces = [piece.tolist() for row in rows for piece in row.pieces()]
+    return Seen.in_contexts(zip(prompts, pieces, strict=True))

@@ -30,6 +30,11 @@ class Sampling(Section):
     stop_token_ids: tuple[int, ...] = Field((), strict=False)
     """Token ids that end a completion, besides the model's EOS ids."""
 
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens cannot be drawn."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
 
 class EngineSettings(Section):
     """What samples."""

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from leadline.policy.batch import build_batch
-from leadline.policy.scoring import _first_places
 from tests.builders import groups, policy, settings
 
 SAMPLING: list[dict[str, Any]] = [
@@ -51,8 +50,3 @@ def test_a_model_that_gives_all_positions_logits_only_is_scored_at_the_right_one
         for head in (made.head, None):
             made.head = head
             assert torch.allclose(made.logprobs(batch, batch.forwarded).logprobs, expected, rtol=0, atol=1e-5)
-
-
-def test_an_entry_is_first_seen_in_the_prompt_then_in_the_completion_then_nowhere() -> None:
-    places = _first_places(torch.tensor([3, 5]), torch.tensor([5, 1, 0, 1]), 7)
-    assert places.tolist() == [2, 1, 4, -1, 4, -1, 4]
