@@ -1,4 +1,6 @@
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -15,22 +17,42 @@ SPANS = (Span((0, 9), ((9, 15), (15, 15), (15, 26))), Span((26, 30), ()), Span((
 LENGTH = 41
 
 
-def draw(heads: int, width: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    made = torch.randn(1, heads, LENGTH, width, generator=torch.Generator().manual_seed(seed))
+def span_of(prompt: int, lengths: Sequence[int], start: int = 0) -> Span:
+    """A prompt and completions of so many tokens, from a place of the row on."""
+    edges = list(accumulate((prompt, *lengths), initial=start))
+    return Span((start, edges[1]), tuple(pairwise(edges[1:])))
+
+
+def length_of(spans: Sequence[Span]) -> int:
+    return max(stop for span in spans for _, stop in (span.prompt, *span.completions))
+
+
+def many() -> tuple[Span, ...]:
+    """Two groups of 16 completions of 10 to 20 tokens, and a third of lengths from nothing to 40."""
+    first, second = (random.Random(seed).choices(range(10, 21), k=16) for seed in (1, 2))
+    spans = [span_of(30, first)]
+    spans.append(span_of(12, second, length_of(spans)))
+    return (*spans, span_of(1, [1, 0, 1, 2, 40, 5, 0, 36, 17], length_of(spans)))
+
+
+def draw(heads: int, width: int, seed: int, dtype: torch.dtype = torch.float32, length: int = LENGTH) -> Tensor:
+    made = torch.randn(1, heads, length, width, generator=torch.Generator().manual_seed(seed))
     return made.to(dtype).requires_grad_()
 
 
-def inputs(value_width: int = 16) -> list[Tensor]:
+def inputs(value_width: int = 16, length: int = LENGTH) -> list[Tensor]:
     """Query, key, value of four heads, two of them to each key, and a sink for each."""
     sinks = torch.randn(4, generator=torch.Generator().manual_seed(4)).requires_grad_()
-    return [draw(4, 16, 1), draw(2, 16, 2), draw(2, value_width, 3), sinks]
+    shapes = ((4, 16), (2, 16), (2, value_width))
+    return [*(draw(*shape, seed, length=length) for seed, shape in enumerate(shapes, 1)), sinks]
 
 
-def visible(window: int | None) -> Tensor:
+def visible(window: int | None, spans: Sequence[Span] = SPANS) -> Tensor:
     """[query, key], by the definition."""
-    group, completion, position = (torch.full((LENGTH,), -1) for _ in range(3))
+    length = length_of(spans)
+    group, completion, position = (torch.full((length,), -1) for _ in range(3))
     count = 0
-    for number, span in enumerate(SPANS):
+    for number, span in enumerate(spans):
         for place in range(*span.prompt):
             group[place], position[place] = number, place - span.prompt[0]
         for first, last in span.completions:
@@ -39,16 +61,24 @@ def visible(window: int | None) -> Tensor:
                 group[place], completion[place] = number, count
                 position[place] = place - first + span.prompt[1] - span.prompt[0]
     own = (completion[None] == -1) | (completion[None] == completion[:, None])
-    seen = (group[None] == group[:, None]) & own & (torch.arange(LENGTH)[None] <= torch.arange(LENGTH)[:, None])
+    seen = (group[None] == group[:, None]) & own & (torch.arange(length)[None] <= torch.arange(length)[:, None])
     return seen if window is None else seen & (position[:, None] - position[None] < window)
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, window: int | None) -> Tensor:
+def dense(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    window: int | None,
+    spans: Sequence[Span] = SPANS,
+) -> Tensor:
+    length = length_of(spans)
     scores = query @ key.repeat_interleave(2, 1).transpose(2, 3) * 0.3
-    scores = scores.masked_fill(~visible(window), -torch.inf)
+    scores = scores.masked_fill(~visible(window, spans), -torch.inf)
     if sinks is not None:
-        scores = torch.cat([scores, sinks[None, :, None, None].expand(1, 4, LENGTH, 1)], -1)
-    return scores.softmax(-1)[..., :LENGTH] @ value.repeat_interleave(2, 1)
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(1, 4, length, 1)], -1)
+    return scores.softmax(-1)[..., :length] @ value.repeat_interleave(2, 1)
 
 
 def with_gradients(attend: Callable[..., Tensor], tensors: list[Tensor], sinks: bool) -> list[Tensor]:
@@ -110,3 +140,81 @@ def test_a_completion_in_bfloat16_does_not_hear_its_neighbours() -> None:
     assert outs[0].dtype == torch.bfloat16
     apart = (outs[0] != outs[1]).any(-1).any(1)[0].nonzero().flatten().tolist()
     assert apart == list(range(9, 15))
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("window", "value_width"), [(None, 16), (None, 10), (2, 16), (8, 16), (25, 16)])
+def test_many_short_completions_attend_as_under_a_whole_mask(window: int | None, value_width: int, sinks: bool) -> None:
+    spans = many()
+    tensors = inputs(value_width, length_of(spans))
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    found = with_gradients(lambda q, k, v, sink: flash_attention(q, k, v, spans, 0.3, window, sink), tensors, sinks)
+    expected = with_gradients(lambda q, k, v, sink: dense(q, k, v, sink, window, spans), exact, sinks)
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_a_nan_in_one_completion_leaves_the_others_and_their_gradients_as_they_were(number: int) -> None:
+    spans = many()
+    start, stop = spans[0].completions[number]
+    others = torch.ones(length_of(spans), dtype=torch.bool)
+    others[start:stop] = False
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        return flash_attention(query, key, value, spans, 0.3, None, sinks)
+
+    tensors = inputs(length=len(others))
+    clean = with_gradients(attend, tensors, sinks=False)
+    with torch.no_grad():
+        for x in tensors[:3]:
+            x[:, :, start:stop] = torch.nan
+    out, *gradients = with_gradients(attend, tensors, sinks=False)
+    assert torch.equal(out[:, :, others], clean[0][:, :, others])
+    assert out[:, :, start:stop].isnan().all()
+    others[slice(*spans[0].prompt)] = False  # the completion attends to its prompt
+    for one, other in zip(gradients, clean[1:], strict=True):
+        assert torch.equal(one[:, :, others], other[:, :, others])
+
+
+def calls_of(spans: Sequence[Span], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    """The queries of each call, forward and then backward, and the row's."""
+    seen = []
+    for name, place in (("_flash", 0), ("_flash_backward", 1)):
+        right = getattr(attention_flash, name)
+
+        def counted(*args: Any, right: Any = right, place: int = place, **options: Any) -> Any:
+            seen.append(args[place])
+            return right(*args, **options)
+
+        monkeypatch.setattr(attention_flash, name, counted)
+    query, key, value = (draw(heads, 16, 1, dtype, length_of(spans)) for heads in (4, 2, 2))
+    by_token = query.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    flash_attention(by_token, key, value, spans, 0.3, None, None).sum().backward()
+    return seen, by_token
+
+
+def test_short_completions_share_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = many()[:2]
+    seen, _ = calls_of(spans, monkeypatch, torch.float32)
+    assert len(seen) <= 2 * (2 + 2 + 3)  # forward and backward: prompts, completions to prompts, lengths 10, 15 and 20
+
+
+def test_a_short_completion_is_not_padded_to_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = (span_of(30, [10, 11, 12, 14, 100, 90, 60, 60, 90, 100] * 2),)
+    seen, query = calls_of(spans, monkeypatch, torch.float32)
+    of_completions_to_prompt = query[:, :, 30:].numel()
+    own = [queries.numel() for queries in seen[: len(seen) // 2]]
+    padding = 4 * 2 * (4 + 3 + 2)  # heads x completions x to the longest of 10 to 14
+    assert sum(own) == query.numel() + of_completions_to_prompt + padding * 16
+
+
+def test_a_long_part_is_attended_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = (span_of(300, [20, 300]),)
+    for dtype in (torch.float32, torch.bfloat16):
+        seen, query = calls_of(spans, monkeypatch, dtype)
+        at = query.untyped_storage().data_ptr()
+        there = [tuple(x.shape[:3]) for x in seen[:4] if x.untyped_storage().data_ptr() == at]
+        large = [(2, 2, 300), (2, 2, 300), (2, 2, 320)]
+        assert sorted(there) == ([(2, 2, 20), *large] if dtype == torch.float32 else large)
+        assert {x.dtype for x in seen if x.shape[2] <= 20} == {torch.float32}, "small products are faster in float32"
