@@ -156,24 +156,48 @@ class _Part:
 
     def _by_product(self, entries: slice) -> Float[Tensor, "part entry"]:
         """dL / d(head's product) of a block of the vocabulary."""
-        plan, rows = self.plan, self.rows
+        plan = self.plan
         if plan.fuses:
             return self._by_product_fused(entries)
+        if not plan.multiplies:
+            return self._by_product_bent(entries)
+        logprobs = self._logprobs(entries)
+        penalised = self._penalised(logprobs, entries)
+        gradient = self._by_scaled(logprobs, entries)
+        if plan.factor != 1:
+            gradient.mul_(plan.factor)
+        if penalised is not None:
+            places, slopes = penalised
+            gradient[places] *= slopes
+        return gradient
+
+    def _logprobs(self, entries: slice) -> Float[Tensor, "part entry"]:
+        plan, rows = self.plan, self.rows
         if rows.kept is not None:
             kept = rows.kept[:, entries]
-            logprobs = torch.sub(kept, rows.log_sums[:, None], out=self.gradients.take(*kept.shape))
-            return self._times_factor(self._by_scaled(logprobs, entries))
-        normalisers = (rows.tops + rows.log_sums)[:, None]
+            return torch.sub(kept, rows.log_sums[:, None], out=self.gradients.take(*kept.shape))
+        scaled = self._product(entries).float()
+        plan.scale_(scaled, self.tokens, entries)
+        return scaled.sub_((rows.tops + rows.log_sums)[:, None])
+
+    def _penalised(self, logprobs: Tensor, entries: slice) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
+        """Where tokens see an entry, and what the penalty multiplies its logit by there, which goes by the logit's sign."""
+        seen, penalty, rows = self.plan.replay.seen, self.plan.replay.repetition_penalty, self.rows
+        if seen is None:
+            return None
+        places = seen.places(slice(0, len(logprobs)), entries)
+        scaled = logprobs[places] + (rows.tops + rows.log_sums)[places[0]]
+        return places, torch.where(scaled > 0, 1 / penalty, penalty)
+
+    def _by_product_bent(self, entries: slice) -> Float[Tensor, "part entry"]:
+        """The same under a soft cap."""
+        rows, seen = self.rows, self.plan.replay.seen
         made = self._product(entries)
-        if plan.multiplies:
-            scaled = made.float()
-            plan.scale_(scaled, self.tokens, entries)
-            return self._times_factor(self._by_scaled(scaled.sub_(normalisers), entries))
-        seen = None if plan.replay.seen is None else plan.replay.seen.block(slice(0, len(made)), entries)
+        under = None if seen is None else seen.block(slice(0, len(made)), entries)
         with torch.enable_grad():
             leaf = made.detach().requires_grad_()
-            scaled = plan.scaled(leaf, seen)
-        by_scaled = self._by_scaled(scaled.detach() - normalisers, entries)
+            scaled = self.plan.scaled(leaf, under)
+        by_scaled = self._by_scaled(scaled.detach() - (rows.tops + rows.log_sums)[:, None], entries)
         return torch.autograd.grad(scaled, leaf, by_scaled)[0]
 
     def _product(self, entries: slice) -> Float[Tensor, "part entry"]:
@@ -207,10 +231,6 @@ class _Part:
         place = self.rows.token_ids[:, None] - entries.start
         here = (place >= 0) & (place < gradient.shape[1])
         return gradient.scatter_add_(1, place.clamp(0, gradient.shape[1] - 1), torch.where(here, by_logprobs, 0.0))
-
-    def _times_factor(self, gradient: Tensor) -> Tensor:
-        factor = self.plan.factor
-        return gradient if factor == 1 else gradient.mul_(factor)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

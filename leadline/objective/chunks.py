@@ -111,12 +111,12 @@ class Plan:
     @property
     def fuses(self) -> bool:
         """What lies between the products is one kernel each way, see `fused.py`."""
-        return self.compiled and self.multiplies
+        return self.compiled and self.multiplies and self.replay.seen is None
 
     @property
     def multiplies(self) -> bool:
-        """Whether what is sampled is the head's product times a number."""
-        return self.softcap is None and self.replay.repetition_penalty == 1
+        """Whether what is sampled is the head's product times a number: under a penalty another one where it was seen."""
+        return self.softcap is None
 
     @property
     def in_one_chunk(self) -> bool:

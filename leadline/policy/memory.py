@@ -321,7 +321,7 @@ WHOLE_LOGITS = 5
 
 def _matrices(policy: Scorer) -> int:
     """How many of a chunk's logits in float32 there are at once: they and their gradient, or what autograd keeps."""
-    if policy.head.softcap is not None or policy.config.sampling.repetition_penalty != 1:
+    if policy.head.softcap is not None:
         return 7
     return 3 if policy.config.objective.entropy_bonus != 0 else 2
 
