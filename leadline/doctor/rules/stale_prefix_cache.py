@@ -3,10 +3,11 @@ import numpy as np
 from leadline.doctor import measurements as probe
 from leadline.doctor.rule import TREND, Evidence, Rule, number
 from leadline.doctor.run_log import RunLog
-from leadline.doctor.signals import (
-    GAP_GROWTH,
-)
+from leadline.doctor.signals import GAP_GROWTH
 from leadline.doctor.view import View
+
+YOUNGER = 0.9
+"""Tokens of at most this share of the age are younger: that explains a smaller mismatch."""
 
 
 class StalePrefixCache(Rule):
@@ -24,7 +25,8 @@ class StalePrefixCache(Rule):
     off.
 
     ## References
-    PrimeIntellect-ai/prime-rl issue 1650, NovaSky-AI/SkyRL issue 2064. Repeated rises that end in a drop by more than half: leadline's choice.
+    PrimeIntellect-ai/prime-rl issue 1650, NovaSky-AI/SkyRL issue 2064. Repeated rises that end in a drop by more than half, while
+    the tokens do not become younger: leadline's choice.
     """
 
     id = "LL313"
@@ -41,6 +43,14 @@ class StalePrefixCache(Rule):
     )
     healthy = (
         RunLog.from_columns({"importance/log_ratio_abs_mean": [0.012 + 0.001 * (i % 3) for i in range(40)]}),
+        RunLog.from_columns(
+            {
+                "importance/log_ratio_abs_mean": [0.01 + 0.01 * (i % 10) for i in range(40)],
+                "staleness/mean": [
+                    0.2 + 0.2 * (i % 10) for i in range(40)
+                ],  # groups are replayed until they are too old
+            }
+        ),
         RunLog(
             [], {"raw": {"enable_prefix_caching": True, "in_flight_weight_updates": True, "reset_prefix_cache": True}}
         ),
@@ -51,9 +61,13 @@ class StalePrefixCache(Rule):
         gap = run.first_of(*GAP_GROWTH).finite
         if len(gap) >= TREND:
             values = gap.values
-            drops = np.flatnonzero(
+            falls = np.flatnonzero(
                 (values[1:] < 0.5 * values[:-1]) & (values[:-1] > 3 * np.min(values)) & (values[:-1] > 0.02)
             )
+            staleness = run["staleness/mean"]
+            ages = dict(zip(staleness.steps.tolist(), staleness.values.tolist(), strict=True))
+            age = np.array([ages.get(step, np.nan) for step in gap.steps.tolist()])
+            drops = falls[~(age[falls + 1] < YOUNGER * age[falls])]
             climbs = [np.all(np.diff(values[max(0, d - 4) : d + 1]) >= -0.1 * values[d]) for d in drops[:100] if d >= 4]
             if len(climbs) >= 2 and all(climbs):
                 note = f"{gap.name} climbs and falls by more than half {len(drops)} times, last from {{value}}."
