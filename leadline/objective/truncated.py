@@ -5,8 +5,8 @@
     backward   for the chunk, with U = the entries in the support of any of its tokens:
                g = dL/dz on the supports, 0 elsewhere:   dL/dh = g W_U,  dL/dW_U += g^T h
 
-So the backward pass multiplies with a few rows of the head instead of all of it. Supports that would take more room than a
-chunk's logits are not kept but found again, by the same product of the same shape: its last digits are the same, and so an
+So the backward pass multiplies with a few rows of the head instead of all of it. Supports that would take about as much room as
+a chunk's logits are not kept but found again, by the same product of the same shape: its last digits are the same, and so an
 entry at the edge of the support falls again or stays. Where hardly anything falls, tokens are taken a few at a time.
 """
 

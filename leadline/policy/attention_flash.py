@@ -170,7 +170,7 @@ def _by_token(row: Tensor) -> Tensor:
 
 
 def _zeros(shape: Sequence[int], device: torch.device) -> Tensor:
-    """The like, in float32."""
+    """[1, head, row, ...] of float32 zeros, laid out like that."""
     one, heads, row, *width = shape
     return torch.zeros(one, row, heads, *width, device=device).transpose(1, 2)
 

@@ -144,9 +144,10 @@ def test_a_row_without_a_gradient_takes_no_part_in_the_backward_pass(replay: Rep
     assert found[0][3].eq(0).all()
 
 
-def test_a_nan_coefficient_reaches_the_gradient() -> None:
+@pytest.mark.parametrize("replay", [Replay(), Replay(top_k=20)], ids=["plain", "top_k"])
+def test_a_nan_coefficient_reaches_the_gradient(replay: Replay) -> None:
     hidden, head, tokens = case()
-    logprobs, _ = chunked_scores(hidden, head, tokens, Replay())
+    logprobs, _ = chunked_scores(hidden, head, tokens, replay)
     coefficients = torch.zeros(TOKENS)
     coefficients[5] = math.nan
     assert torch.autograd.grad((logprobs * coefficients).sum(), head.weight)[0].isnan().any()
@@ -162,10 +163,11 @@ def test_a_nan_stays_in_its_row() -> None:
 
 
 @pytest.mark.parametrize("sweep", SWEEPS.values(), ids=SWEEPS)
-def test_nothing_to_score_has_no_scores_and_a_gradient_of_zeros(sweep: int | None) -> None:
+@pytest.mark.parametrize("replay", [Replay(), Replay(top_k=20)], ids=["plain", "top_k"])
+def test_nothing_to_score_has_no_scores_and_a_gradient_of_zeros(replay: Replay, sweep: int | None) -> None:
     hidden, head, tokens = case()
     none = hidden[:0]
-    logprobs, entropies = chunked_scores(none, head, tokens[:0], Replay(), sweep=sweep)
+    logprobs, entropies = chunked_scores(none, head, tokens[:0], replay, sweep=sweep)
     assert logprobs.shape == entropies.shape == (0,)
     assert torch.autograd.grad(logprobs.sum(), head.weight)[0].eq(0).all()
 

@@ -1,4 +1,8 @@
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,8 @@ from leadline.policy.policy import Policy
 from leadline.policy.self_check import Measured, difference
 from tests.builders import policy, settings
 from tests.families import model_of, policy_of
+
+ROOT = Path(__file__).parents[2]
 
 
 class Odd(nn.Linear):
@@ -112,6 +118,19 @@ def test_compiled_kernels_are_taken_if_they_are_right(fault: str | None, monkeyp
             "Log-probabilities are not computed by compiled kernels (no compiler is found), which is slower and right.",
         )
     assert len(made.slow_paths) == (fault is not None)
+
+
+def test_without_a_compiler_the_operations_of_torch_are_taken(tmp_path: Path) -> None:
+    script = (
+        "from tests.builders import policy, settings; made = policy(settings(model={'compile': True}));"
+        "print(made.head.compiled, *made.slow_paths)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"}
+    environment |= {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout.startswith("False Log-probabilities are not computed by compiled kernels ("), ran.stderr
+    assert "C++ compiler" in ran.stdout
+    assert len(ran.stdout.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
